@@ -1,0 +1,1 @@
+"""The embedded backend: everything on one machine, on loopback, under one process manager."""

@@ -1,0 +1,477 @@
+"""Where everything of the embedded stack is: folders, files, ports, and the environment of its processes."""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from headway.errors import ConfigError
+
+EnvironmentName = Literal["airflow", "serve", "quantize", "tools"]
+S3Role = Literal["admin", "mlflow", "headway", "quantize", "stage"]
+
+ENVIRONMENTS: tuple[EnvironmentName, ...] = ("airflow", "serve", "quantize", "tools")
+S3_ROLES: tuple[S3Role, ...] = ("admin", "mlflow", "headway", "quantize", "stage")
+S3_REGION = "us-east-1"
+HOST = "127.0.0.1"
+
+CLUSTER_SLOTS = 6
+CLUSTER_PORTS_FROM, CLUSTER_PORTS = 100, 40
+WORKER_PORTS_FROM, WORKER_PORTS = 1000, 200
+HIGHEST_OFFSET = WORKER_PORTS_FROM + CLUSTER_SLOTS * WORKER_PORTS - 1
+
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""vLLM on CPU calls `lscpu`, so a child never gets a shorter PATH than this."""
+
+LONGEST_SOCKET_PATH = 107
+"""Linux cuts the path of a unix socket here (`sun_path` has 108 bytes with the final zero)."""
+
+_WORD = re.compile(r"[a-z0-9][a-z0-9._-]*")
+
+
+def lock_digest(checkout: Path, environment: EnvironmentName) -> str:
+    """Return the first 12 hex digits of the sha256 of an environment's lock file.
+
+    Raises:
+        ConfigError: The checkout has no such lock file.
+    """
+    path = checkout / "local" / "locks" / f"{environment}.lock"
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    except OSError as error:
+        message = f"cannot read {path} ({error.strerror}); run headway from a complete checkout"
+        raise ConfigError(message, path=str(path)) from error
+
+
+def environment_pythons(checkout: Path, cache: Path, envs_dir: Path | None = None) -> dict[EnvironmentName, Path]:
+    """Return the Python of every environment, whether it is built or not.
+
+    Args:
+        checkout: Folder of the project; its lock files name the environments.
+        cache: Folder that clones share.
+        envs_dir: Folder with ready environments `<name>/` to use instead of those that the lock files name.
+    """
+    if envs_dir is not None:
+        return {name: envs_dir / name / "bin" / "python" for name in ENVIRONMENTS}
+    return {
+        name: cache / "envs" / f"{name}-{lock_digest(checkout, name)}" / "bin" / "python" for name in ENVIRONMENTS
+    }
+
+
+@dataclass(frozen=True)
+class ClusterPorts:
+    """The ports of the cluster in one slot. `at(n)` is the n-th of the 40 named ones."""
+
+    first: int
+    worker_first: int
+    worker_last: int
+
+    def at(self, index: int) -> int:
+        """Return the `index`-th named port (0 to 39)."""
+        if not 0 <= index < CLUSTER_PORTS:
+            message = f"a cluster has {CLUSTER_PORTS} named ports, asked for number {index}"
+            raise ConfigError(message, index=index)
+        return self.first + index
+
+
+@dataclass(frozen=True)
+class LocalLayout:
+    """Every path and port of one embedded stack.
+
+    Two stacks on one machine differ in `home` and `base_port`, and may share `cache`.
+    """
+
+    home: Path
+    """State of this stack: data, logs, secrets, sockets. `make clean` removes it."""
+    cache: Path
+    """What clones share: uv, the environments, vLLM's cache. Nothing in it is precious."""
+    base_port: int
+    checkout: Path
+    env_pythons: Mapping[EnvironmentName, Path] = field(default_factory=dict)
+    envs_dir: Path | None = None
+    """Where the environments are if not in the cache; handed on to children."""
+
+    @classmethod
+    def make(
+        cls, *, home: Path, cache: Path, base_port: int, checkout: Path, envs_dir: Path | None = None
+    ) -> "LocalLayout":
+        """Build a layout with absolute paths and the environments that the lock files name.
+
+        Raises:
+            ConfigError: A port would be outside 1024 to 65535, or `home` is too deep for a unix socket.
+        """
+        checkout = checkout.resolve()
+        layout = cls(
+            home=home.resolve(),
+            cache=cache.resolve(),
+            base_port=base_port,
+            checkout=checkout,
+            env_pythons=environment_pythons(checkout, cache.resolve(), envs_dir),
+            envs_dir=envs_dir,
+        )
+        highest = 65535 - HIGHEST_OFFSET
+        if not 1024 <= base_port <= highest:
+            message = f"HEADWAY_BASE_PORT is {base_port}; it must be 1024 to {highest}, because ports up to it plus {HIGHEST_OFFSET} are used"
+            raise ConfigError(message, base_port=base_port)
+        if len(str(layout.supervisor_socket)) > LONGEST_SOCKET_PATH:
+            message = (
+                f"HEADWAY_HOME {layout.home} is too deep: the socket {layout.supervisor_socket} has more than "
+                f"{LONGEST_SOCKET_PATH} characters; set HEADWAY_HOME to a shorter path"
+            )
+            raise ConfigError(message, home=str(layout.home))
+        return layout
+
+    # Folders
+
+    @property
+    def secrets(self) -> Path:
+        """Folder of generated secrets, mode 700."""
+        return self.home / "secrets"
+
+    @property
+    def data(self) -> Path:
+        """Folder of the services' data."""
+        return self.home / "data"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of all logs of services and clusters."""
+        return self.home / "logs"
+
+    @property
+    def run(self) -> Path:
+        """Folder of the process manager's socket and program definitions."""
+        return self.home / "run"
+
+    @property
+    def conf_d(self) -> Path:
+        """Folder of one program definition per supervised process."""
+        return self.run / "conf.d"
+
+    @property
+    def jobs(self) -> Path:
+        """Folder with one folder per job."""
+        return self.home / "jobs"
+
+    @property
+    def clusters(self) -> Path:
+        """Folder with one folder per cluster."""
+        return self.home / "clusters"
+
+    @property
+    def envoy(self) -> Path:
+        """Folder of the gateway's bootstrap and of its watched route and cluster files."""
+        return self.home / "envoy"
+
+    @property
+    def node(self) -> Path:
+        """Folder that plays the node's NVMe: staged artifacts by digest."""
+        return self.home / "node"
+
+    @property
+    def metrics(self) -> Path:
+        """Folder of scraped series."""
+        return self.home / "metrics"
+
+    @property
+    def s3_data(self) -> Path:
+        """Folder of the S3 server."""
+        return self.data / "s3"
+
+    @property
+    def mlflow_data(self) -> Path:
+        """Folder of MLflow's database."""
+        return self.data / "mlflow"
+
+    @property
+    def airflow_home(self) -> Path:
+        """AIRFLOW_HOME."""
+        return self.data / "airflow"
+
+    @property
+    def user_home(self) -> Path:
+        """HOME of children, so that no `~/.aws`, `~/.netrc` or `~/.ray` of the user changes what they do."""
+        return self.data / "user"
+
+    @property
+    def uv_dir(self) -> Path:
+        """Folder of uv."""
+        return self.cache / "uv"
+
+    @property
+    def vllm_cache(self) -> Path:
+        """VLLM_CACHE_ROOT: what vLLM learned of a model class."""
+        return self.cache / "vllm"
+
+    def folders(self) -> tuple[Path, ...]:
+        """Every folder that must be there before anything starts."""
+        return (
+            self.secrets,
+            self.s3_data,
+            self.mlflow_data,
+            self.airflow_home,
+            self.user_home,
+            self.logs,
+            self.conf_d,
+            self.programs,
+            self.jobs,
+            self.clusters,
+            self.envoy,
+            self.node,
+            self.metrics,
+            self.vllm_cache,
+        )
+
+    # Files
+
+    @property
+    def supervisor_socket(self) -> Path:
+        """Unix socket of supervisord."""
+        return self.run / "supervisord.sock"
+
+    @property
+    def supervisor_conf(self) -> Path:
+        """Configuration of supervisord."""
+        return self.run / "supervisord.conf"
+
+    @property
+    def supervisor_pid(self) -> Path:
+        """File with supervisord's pid."""
+        return self.run / "supervisord.pid"
+
+    @property
+    def supervisor_lock(self) -> Path:
+        """Held for moments while program definitions change."""
+        return self.run / "supervisor.lock"
+
+    @property
+    def stack_lock(self) -> Path:
+        """Held while `up` or `down` works."""
+        return self.run / "stack.lock"
+
+    @property
+    def programs(self) -> Path:
+        """Folder of the start scripts, one per supervised process."""
+        return self.run / "programs"
+
+    @property
+    def envoy_bootstrap(self) -> Path:
+        """The gateway's bootstrap."""
+        return self.envoy / "bootstrap.yaml"
+
+    @property
+    def envoy_public_routes(self) -> Path:
+        """Routes of the public listener, replaced by rename."""
+        return self.envoy / "rds-public.yaml"
+
+    @property
+    def envoy_internal_routes(self) -> Path:
+        """Routes of the internal listener, replaced by rename."""
+        return self.envoy / "rds-internal.yaml"
+
+    @property
+    def envoy_clusters(self) -> Path:
+        """The gateway's upstream clusters, replaced by rename."""
+        return self.envoy / "cds.yaml"
+
+    @property
+    def airflow_passwords(self) -> Path:
+        """JSON of user name to password for Airflow (users `admin` and `headway`)."""
+        return self.secrets / "airflow-passwords.json"
+
+    def s3_credentials(self, role: S3Role) -> Path:
+        """Return the AWS shared credentials file of a role (profile `default`)."""
+        return self.secrets / f"s3-{role}.ini"
+
+    def secret(self, name: str) -> Path:
+        """Return the file of a generated secret, such as `jwt_secret`."""
+        return self.secrets / name
+
+    def log(self, name: str) -> Path:
+        """Return the log file of a supervised process."""
+        return self.logs / f"{name}.log"
+
+    # Ports and addresses
+
+    @property
+    def public_port(self) -> int:
+        """The gateway that clients use."""
+        return self.base_port
+
+    @property
+    def internal_port(self) -> int:
+        """The gateway of the benchmark; honours `x-headway-cluster`."""
+        return self.base_port + 1
+
+    @property
+    def envoy_admin_port(self) -> int:
+        """Envoy's admin interface."""
+        return self.base_port + 2
+
+    @property
+    def airflow_port(self) -> int:
+        """Airflow's API and UI."""
+        return self.base_port + 3
+
+    @property
+    def mlflow_port(self) -> int:
+        """MLflow."""
+        return self.base_port + 4
+
+    @property
+    def s3_port(self) -> int:
+        """SeaweedFS's S3 gateway."""
+        return self.base_port + 5
+
+    def named_ports(self) -> dict[int, str]:
+        """Return every fixed port of the stack with the name of its service."""
+        names = (
+            "public gateway (Envoy)",
+            "internal gateway (Envoy)",
+            "Envoy admin",
+            "Airflow",
+            "MLflow",
+            "S3 (SeaweedFS)",
+            "SeaweedFS master",
+            "SeaweedFS volume",
+            "SeaweedFS filer",
+            "Airflow task logs",
+            "Airflow trigger logs",
+            "SeaweedFS master gRPC",
+            "SeaweedFS volume gRPC",
+            "SeaweedFS filer gRPC",
+            "SeaweedFS S3 gRPC",
+        )
+        return {self.base_port + offset: name for offset, name in enumerate(names)}
+
+    def port(self, name: str) -> int:
+        """Return a fixed port by the name that `named_ports` gives it.
+
+        Raises:
+            ConfigError: No port has this name.
+        """
+        for port, candidate in self.named_ports().items():
+            if candidate == name:
+                return port
+        message = f"no port is named {name!r}; there are {', '.join(self.named_ports().values())}"
+        raise ConfigError(message, name=name)
+
+    def cluster_ports(self, slot: int) -> ClusterPorts:
+        """Return the ports of a cluster slot.
+
+        Args:
+            slot: 0 to 5; two clusters of one stack never share a slot.
+
+        Raises:
+            ConfigError: There is no such slot.
+        """
+        if not 0 <= slot < CLUSTER_SLOTS:
+            message = f"cluster slot {slot} does not exist; there are {CLUSTER_SLOTS}, from 0"
+            raise ConfigError(message, slot=slot)
+        worker_first = self.base_port + WORKER_PORTS_FROM + WORKER_PORTS * slot
+        return ClusterPorts(
+            first=self.base_port + CLUSTER_PORTS_FROM + CLUSTER_PORTS * slot,
+            worker_first=worker_first,
+            worker_last=worker_first + WORKER_PORTS - 1,
+        )
+
+    @property
+    def gateway_url(self) -> str:
+        """Base address for clients; a model is at `/<model>/v1`."""
+        return f"http://{HOST}:{self.public_port}"
+
+    @property
+    def internal_gateway_url(self) -> str:
+        """Base address for the benchmark."""
+        return f"http://{HOST}:{self.internal_port}"
+
+    @property
+    def envoy_admin_url(self) -> str:
+        """Address of Envoy's admin interface."""
+        return f"http://{HOST}:{self.envoy_admin_port}"
+
+    @property
+    def airflow_url(self) -> str:
+        """Address of Airflow's API and UI."""
+        return f"http://{HOST}:{self.airflow_port}"
+
+    @property
+    def mlflow_url(self) -> str:
+        """Address of MLflow."""
+        return f"http://{HOST}:{self.mlflow_port}"
+
+    @property
+    def s3_url(self) -> str:
+        """Endpoint of the S3 server."""
+        return f"http://{HOST}:{self.s3_port}"
+
+    # Processes
+
+    @property
+    def stack_mark(self) -> str:
+        """What every process of this stack carries as HEADWAY_STACK."""
+        return hashlib.sha256(str(self.home).encode()).hexdigest()[:12]
+
+    def python(self, environment: EnvironmentName) -> Path:
+        """Return the Python of an environment."""
+        return self.env_pythons[environment]
+
+    def tool(self, environment: EnvironmentName, name: str) -> Path:
+        """Return a program of an environment, such as `envoy` of `airflow`."""
+        return self.python(environment).parent / name
+
+    def child_env(
+        self,
+        environment: EnvironmentName,
+        *,
+        role: S3Role | None = None,
+        extra: Mapping[str, str] | None = None,
+    ) -> dict[str, str]:
+        """Return the whole environment of a child process; nothing else is inherited.
+
+        Args:
+            environment: Whose programs come first on PATH.
+            role: The S3 identity that the child gets; without one it gets none.
+            extra: More variables; they win.
+        """
+        env = {
+            "PATH": f"{self.python(environment).parent}:{SYSTEM_PATH}",
+            "HOME": str(self.user_home),
+            "LANG": "C.UTF-8",
+            "PYTHONPATH": f"{self.checkout / 'src'}:{self.checkout}",
+            "PYTHONUNBUFFERED": "1",
+            # Without this, setproctitle overwrites /proc/<pid>/environ, and with it the mark that strays are found by.
+            "SPT_NOENV": "1",
+            "NO_PROXY": f"{HOST},localhost",
+            "no_proxy": f"{HOST},localhost",
+            "HEADWAY_STACK": self.stack_mark,
+            "HEADWAY_HOME": str(self.home),
+            "HEADWAY_CACHE": str(self.cache),
+            "HEADWAY_BASE_PORT": str(self.base_port),
+            "HEADWAY_CHECKOUT": str(self.checkout),
+        }
+        if self.envs_dir is not None:
+            env["HEADWAY_ENVS_DIR"] = str(self.envs_dir)
+        if role is not None:
+            env |= {
+                "HEADWAY_S3_ENDPOINT": self.s3_url,
+                "AWS_SHARED_CREDENTIALS_FILE": str(self.s3_credentials(role)),
+                "AWS_REGION": S3_REGION,
+                "AWS_DEFAULT_REGION": S3_REGION,
+                "AWS_EC2_METADATA_DISABLED": "true",
+            }
+        return env | dict(extra or {})
+
+
+def checked_name(name: str) -> str:
+    """Return the name of a process unchanged if it may be one: lower-case letters, digits, dot, dash, underscore.
+
+    Raises:
+        ConfigError: It holds something else.
+    """
+    if not _WORD.fullmatch(name) or len(name) > 120:
+        message = f"process name {name!r} must be 1 to 120 of a-z 0-9 . _ - and start with a letter or digit"
+        raise ConfigError(message, name=name)
+    return name

@@ -1,0 +1,109 @@
+"""A running vLLM cluster, and the Serve config that both backends give to Ray."""
+
+from typing import Any, Literal
+
+from headway.domain.profile import Engine, Replicas
+from headway.domain.value import Value
+
+ClusterPhase = Literal["absent", "starting", "ready", "failed"]
+APPLICATION = "llm"
+
+
+class ClusterSpec(Value):
+    """What to run. Two specs with one `cluster_digest` are the same cluster."""
+
+    name: str
+    model: str
+    """The one served name that clients see (design rule 13.8)."""
+    release: str
+    version: int
+    cluster_digest: str
+    artifact_digest: str
+    model_dir: str
+    """Directory of the staged artifact on the node."""
+    engine: Engine
+    replicas: Replicas
+    accelerator: str
+    tensor_parallel: int
+    memory_bytes: int
+    """What one replica needs by the plan, for the capacity check."""
+
+
+class ClusterStatus(Value):
+    """Where a cluster stands, by its application status and by an answer of its endpoint."""
+
+    name: str
+    phase: ClusterPhase
+    reason: str = ""
+    endpoint: str | None = None
+    """Base address without `/v1`, reachable from where headway runs."""
+    replicas_ready: int = 0
+    replicas_target: int = 0
+    spec: ClusterSpec | None = None
+
+
+class Capacity(Value):
+    """Room for clusters, as the backend sees it now."""
+
+    free_bytes: int
+    total_bytes: int
+    detail: str = ""
+
+
+def serve_config(spec: ClusterSpec, *, cpu: bool, http_port: int, host: str = "0.0.0.0") -> dict[str, Any]:  # noqa: S104
+    """Build the body of Ray's `PUT /api/serve/applications/` for a cluster.
+
+    The `deployments:` override is there from the first deploy, because its first appearance later would rebuild every
+    replica; a changed number in it is applied in place, which is how the floor moves.
+
+    Args:
+        spec: The cluster.
+        cpu: Whether vLLM runs on CPU (embedded) or on accelerators.
+        http_port: Port of Serve's proxy.
+        host: Address of Serve's proxy; all interfaces in a pod, loopback on one machine.
+    """
+    engine = spec.engine
+    llm_config: dict[str, Any] = {
+        "model_loading_config": {"model_id": spec.model, "model_source": spec.model_dir},
+        "engine_kwargs": {
+            "max_model_len": engine.max_model_len,
+            "max_num_seqs": engine.max_num_seqs,
+            "enable_prefix_caching": engine.enable_prefix_caching,
+            "dtype": engine.dtype,
+            "kv_cache_dtype": engine.kv_cache_dtype,
+            "max_logprobs": engine.max_logprobs,
+            "tensor_parallel_size": spec.tensor_parallel,
+            **({"enforce_eager": True} if cpu else {"gpu_memory_utilization": engine.gpu_memory_utilization}),
+        },
+        "deployment_config": {"max_ongoing_requests": max(2 * engine.max_num_seqs, 16)},
+    }
+    if cpu:
+        llm_config["placement_group_config"] = {"bundles": [{"CPU": 1}]}
+    else:
+        llm_config["accelerator_type"] = spec.accelerator
+    return {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": host, "port": http_port, "keep_alive_timeout_s": 90},
+        "applications": [
+            {
+                "name": APPLICATION,
+                "route_prefix": "/",
+                "import_path": "ray.serve.llm:build_openai_app",
+                "args": {"llm_configs": [llm_config]},
+                "deployments": [replica_override(spec.model, spec.replicas)],
+            }
+        ],
+    }
+
+
+def replica_override(model: str, replicas: Replicas) -> dict[str, Any]:
+    """Build the one entry of `deployments:` whose numbers may change in place."""
+    return {
+        "name": f"LLMServer:{model}",
+        "autoscaling_config": {
+            "min_replicas": replicas.min,
+            "max_replicas": replicas.max,
+            "target_ongoing_requests": replicas.target_ongoing,
+            "downscale_delay_s": replicas.downscale_delay_s,
+        },
+    }

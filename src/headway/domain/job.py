@@ -1,0 +1,40 @@
+"""One run of a pod program."""
+
+from typing import Any, Literal
+
+from headway.domain.value import Value
+
+Program = Literal["quantize", "stage", "bench"]
+Environment = Literal["quantize", "serve", "airflow"]
+JobPhase = Literal["absent", "running", "succeeded", "retryable", "failed"]
+
+EXIT_DONE, EXIT_FAILED, EXIT_RETRY = 0, 1, 75
+"""Exit codes of pod programs; 75 is EX_TEMPFAIL of sysexits.h."""
+
+
+class Job(Value):
+    """What to run. The name comes from a digest, so submitting twice finds the first."""
+
+    name: str
+    program: Program
+    environment: Environment
+    payload: dict[str, Any]
+    """The program's JSON input. No secret: those come from the environment of the program."""
+    deadline_s: int
+
+
+class JobStatus(Value):
+    """Where a job stands."""
+
+    name: str
+    phase: JobPhase
+    reason: str = ""
+    """Why it failed, or what it is doing, in words."""
+    progress_pct: float | None = None
+    result: dict[str, Any] | None = None
+    """The JSON that the program left, once it has ended well."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether waiting longer changes nothing."""
+        return self.phase in ("succeeded", "retryable", "failed", "absent")

@@ -1,0 +1,207 @@
+"""Human intent for one served model. A profile file in `profiles/` holds exactly this."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from headway.domain.value import Value
+from headway.domain.weights import Scheme
+from headway.errors import ConfigError
+
+
+class Hardware(Value):
+    """What a replica runs on."""
+
+    accelerator: str
+    """A name of `headway.domain.hardware.ACCELERATORS`, as the device plugin labels it; `cpu` for the embedded stack."""
+    per_replica: int = Field(default=1, ge=1, le=64)
+    """Accelerators of one replica: the tensor parallel size."""
+
+
+class Engine(Value):
+    """vLLM's settings. All of them are part of the cluster's digest: a change is a release."""
+
+    max_model_len: int = Field(default=4096, ge=64)
+    max_num_seqs: int = Field(default=64, ge=1)
+    gpu_memory_utilization: float = Field(default=0.92, gt=0.1, lt=1)
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    enable_prefix_caching: bool = True
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    max_logprobs: int = Field(default=20, ge=1)
+    """Top log-probabilities a request may ask for; the quality gate needs 20."""
+    kv_cache_gib: float = Field(default=1.0, gt=0)
+    """KV cache of a replica on CPU (`VLLM_CPU_KVCACHE_SPACE`); unused on accelerators, where vLLM takes what is left."""
+
+
+class Weights(Value):
+    """How weights may be quantized, in order of preference, and who must have signed them."""
+
+    schemes: tuple[Scheme, ...] = ("none",)
+    signer: str | None = None
+    """Public key file (relative to the profile) whose signature the source must carry; none: unsigned is allowed."""
+
+
+class Quality(Value):
+    """Limits of the quality gate (design rule 13.6)."""
+
+    max_ppl_ratio: float = Field(default=1.05, gt=1)
+    """Served perplexity of the artifact over its source's. 1.05 suits 8 bit, 1.10 suits 4 bit."""
+    max_stable_ppl_ratio: float = Field(default=1.10, gt=1)
+    """Perplexity of the source over that of stable's source: a model broken before quantizing fails here."""
+    max_ppl: float = Field(default=200.0, gt=1)
+    """Absolute limit of the source's perplexity on the fixed texts."""
+
+
+class Replicas(Value):
+    """Size of a cluster; applied in place."""
+
+    min: int = Field(default=1, ge=1)
+    max: int = Field(default=1, ge=1)
+    target_ongoing: int = Field(default=32, ge=1)
+    downscale_delay_s: float = Field(default=600, ge=0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "Replicas":
+        if self.min > self.max:
+            raise ValueError(f"replicas.min is {self.min} and replicas.max is {self.max}; min must not be above max")
+        return self
+
+
+class Canary(Value):
+    """The paired benchmark and its margins."""
+
+    p50_margin: float = Field(default=0.075, gt=0)
+    """Candidate may be slower by this share at the median and still pass (non-inferiority margin)."""
+    p95_margin: float = Field(default=0.10, gt=0)
+    error_margin_pct: float = Field(default=0.5, gt=0)
+    """Upper bound, in percentage points, of how much more often the candidate may fail."""
+    blocks: int = Field(default=30, ge=2)
+    looks: tuple[int, ...] = ()
+    """Blocks after which a decision is tried; empty: at 20, 33, 50, 67, 83 and 100 % of `blocks`."""
+    requests_per_block: int = Field(default=200, ge=2)
+    rate_per_s: float = Field(default=4.0, gt=0)
+    """Arrivals per second on each side."""
+    max_tokens: int = Field(default=64, ge=2)
+    warmup_requests: int = Field(default=8, ge=0)
+    first_ttft_p95_ms: float = Field(default=2000, gt=0)
+    """Absolute limits of a first release, which has no stable side."""
+    first_tpot_p95_ms: float = Field(default=200, gt=0)
+    first_error_pct: float = Field(default=0.5, ge=0)
+    demo_margins: bool = False
+    """Marks margins that only a demonstration may have; the report says so."""
+
+
+class Shift(Value):
+    """How traffic moves after the verdict."""
+
+    steps_pct: tuple[int, ...] = (5, 25, 50, 100)
+    bake_s: float = Field(default=300, ge=0)
+    """How long each step is watched before the next."""
+    approve: bool = False
+    """Whether a person must approve after the canary."""
+    max_error_pct: float = Field(default=1.0, ge=0)
+    """Share of the candidate's live requests that may fail during a bake."""
+    max_latency_ratio: float = Field(default=2.0, gt=1)
+    """Candidate's mean live latency over stable's during a bake."""
+
+    @model_validator(mode="after")
+    def _ends_at_100(self) -> "Shift":
+        if not self.steps_pct or self.steps_pct[-1] != 100 or list(self.steps_pct) != sorted(set(self.steps_pct)):
+            raise ValueError(f"shift.steps_pct is {list(self.steps_pct)}; it must rise and end at 100")
+        if self.steps_pct[0] <= 0:
+            raise ValueError(f"shift.steps_pct starts at {self.steps_pct[0]}; the first step must be above 0")
+        return self
+
+
+class Prescale(Value):
+    """Capacity before the peak; applied in place."""
+
+    enabled: bool = False
+    quantile: float = Field(default=0.8, gt=0.5, lt=1)
+    timezone: str = "UTC"
+    holidays: str | None = None
+    calendar: str | None = None
+    max_replicas_step: int = Field(default=2, ge=1)
+
+
+class Retention(Value):
+    """What `sweep` keeps."""
+
+    versions: int = Field(default=3, ge=1)
+    record_days: int = Field(default=400, ge=1)
+
+
+class Deadlines(Value):
+    """How long a step may take before the release fails and stable stays."""
+
+    quantize_s: int = Field(default=7200, ge=60)
+    stage_s: int = Field(default=3600, ge=60)
+    rollout_s: int = Field(default=1800, ge=60)
+    canary_s: int = Field(default=7200, ge=60)
+
+
+class Profile(Value):
+    """One served model."""
+
+    model: str = Field(min_length=1)
+    alias: str = "champion"
+    hardware: Hardware
+    engine: Engine = Engine()
+    weights: Weights = Weights()
+    quality: Quality = Quality()
+    serving_image: str | None = None
+    """Image by digest; none on the embedded stack, where the lock of the serving environment takes its place."""
+    replicas: Replicas = Replicas()
+    canary: Canary = Canary()
+    shift: Shift = Shift()
+    prescale: Prescale = Prescale()
+    deadlines: Deadlines = Deadlines()
+    gpu_hour_price: float | None = Field(default=None, gt=0)
+    retention: Retention = Retention()
+    keep_previous_s: float = Field(default=86400, ge=0)
+    hold_s: float = Field(default=86400, ge=0)
+    """How long a held candidate is kept for a person to accept or reject."""
+
+
+def parse_profile(data: Mapping[str, Any], *, origin: str) -> Profile:
+    """Turn the content of a profile file into a profile.
+
+    Args:
+        data: The parsed YAML.
+        origin: Name of the file, for the error.
+
+    Raises:
+        ConfigError: With every fault in one text; an unknown key comes with the nearest known one.
+    """
+    try:
+        return Profile.model_validate(dict(data))
+    except ValidationError as error:
+        faults = [_fault(item) for item in error.errors(include_url=False)]
+        listing = "\n".join(f"  - {fault}" for fault in faults)
+        raise ConfigError(f"{origin} is not a valid profile:\n{listing}", origin=origin, faults=faults) from error
+
+
+def _fault(item: Mapping[str, Any]) -> str:
+    path = [str(part) for part in item["loc"]]
+    where = ".".join(path) or "profile"
+    if item["type"] == "extra_forbidden":
+        known = _known_keys(path[:-1])
+        near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
+        hint = f"did you mean `{near[0]}`?" if near else f"known keys here: {', '.join(known)}"
+        return f"unknown key `{where}`; {hint}"
+    if item["type"] == "missing":
+        return f"`{where}` is missing; add it"
+    message = str(item["msg"]).removeprefix("Value error, ")
+    return f"`{where}`: {message} (found {item['input']!r})" if item["type"] != "value_error" else message
+
+
+def _known_keys(path: list[str]) -> list[str]:
+    node: type[BaseModel] = Profile
+    for part in path:
+        annotation = node.model_fields[part].annotation if part in node.model_fields else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        node = annotation
+    return list(node.model_fields)

@@ -1,0 +1,83 @@
+"""Artifacts: sets of weight files with a manifest, and the recipes that make them."""
+
+from typing import Literal
+
+from headway.domain.value import Value, digest
+from headway.units import MIB
+
+PART_BYTES = 64 * MIB
+"""Size of the parts that are hashed and fetched apart (the last one is shorter)."""
+
+SCHEMA = 1
+"""Version of the manifest's schema. Version N reads N-1."""
+
+Scheme = Literal[
+    "none", "fp8-dynamic", "fp8", "w8a8", "w4a16-gptq", "w4a16-awq", "nvfp4", "fp8-block"
+]
+
+BITS_PER_WEIGHT: dict[str, float] = {
+    "none": 16.0,
+    "fp8-dynamic": 8.0,
+    "fp8": 8.0,
+    "w8a8": 8.0,
+    "w4a16-gptq": 4.25,
+    "w4a16-awq": 4.25,
+    "nvfp4": 4.5,
+    "fp8-block": 8.0,
+}
+"""Bits of a Linear weight with its scales; 4.25 is 4 bits and an fp16 scale for each group of 64."""
+
+
+BUILDABLE: frozenset[str] = frozenset({"none", "fp8-dynamic"})
+"""Schemes that this version builds; the plan refuses the others by name."""
+
+
+class WeightFile(Value):
+    """One file of an artifact."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+    parts: tuple[str, ...]
+    """sha256 of each stretch of `PART_BYTES`, in order."""
+
+
+class Manifest(Value):
+    """The list of an artifact's files. It is written last and only if absent: where it is, the artifact is whole."""
+
+    schema_version: int = SCHEMA
+    artifact_digest: str
+    files: tuple[WeightFile, ...]
+    provenance: dict[str, str] = {}
+    """Source digest, scheme, versions of the tools: what made it."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Sum of the files."""
+        return sum(f.size_bytes for f in self.files)
+
+    @property
+    def content_digest(self) -> str:
+        """Name the bytes: the digest of paths, sizes and sha256 of all files."""
+        return digest(sorted([f.path, f.size_bytes, f.sha256] for f in self.files))
+
+
+class Recipe(Value):
+    """How an artifact is made from its source."""
+
+    scheme: Scheme
+    revision: int = 1
+    """Raised when headway changes how it applies the scheme, so that old and new results differ in name."""
+    calibration_digest: str | None = None
+    ignore: tuple[str, ...] = ("lm_head", "re:.*mlp.gate$", "re:.*router.*", "re:.*shared_expert_gate$", "re:.*vision.*")
+    """Modules that stay as they are; the MoE and vision rules cost nothing where no such module exists."""
+
+    @property
+    def keeps_bytes(self) -> bool:
+        """Whether the artifact is the source itself."""
+        return self.scheme == "none"
+
+
+def artifact_digest(source_digest: str, recipe: Recipe) -> str:
+    """Name an artifact by what it is made from (design rule 13.1): source, recipe and calibration."""
+    return digest({"source": source_digest, "recipe": recipe.to_json()})
