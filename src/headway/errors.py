@@ -8,6 +8,7 @@ HeadwayError
 ├── IntegrityError         bytes differ from their digest
 ├── QualityRejected        the weights answer worse than the limits allow
 ├── CanaryFailed           the candidate lost against stable
+├── Declined               a person said no, or nobody answered in time
 └── BackendError           the world refused
     ├── BackendUnavailable    (retryable) nobody answered, or answered 5xx
     ├── Conflict              (retryable) somebody else holds or changed it
@@ -89,6 +90,10 @@ class CanaryFailed(HeadwayError):
 
     def __init__(self, message: str, *, verdict: dict[str, Any]) -> None:
         super().__init__(message, verdict=verdict)
+
+
+class Declined(HeadwayError):
+    """A person declined the promotion, or nobody answered in time, which means no."""
 
 
 class BackendError(HeadwayError):

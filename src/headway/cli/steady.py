@@ -3,8 +3,11 @@
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import requests
+
+LETTERS = "ABCDEFGHKLMNOPRSTVW"
 
 
 @dataclass
@@ -57,9 +60,9 @@ class SteadyClient:
             number += 1
 
     def _ask(self, number: int) -> None:
-        body = {
+        body: dict[str, Any] = {
             "model": self._model,
-            "messages": [{"role": "user", "content": f"Name a town that begins with the letter {'ABCDEFGHKLMNOPRSTVW'[number % 19]}."}],
+            "messages": [{"role": "user", "content": f"Name a town that begins with {LETTERS[number % len(LETTERS)]}."}],
             "max_tokens": 8,
         }
         try:

@@ -1,7 +1,11 @@
-"""One line a request: what the load generator saw, and what is computed from it."""
+"""One line a request: what the load generator saw, what it was asked to do, and what it hands back."""
 
 from typing import Literal
 
+from pydantic import Field, model_validator
+
+from headway.domain.profile import Canary, Quality
+from headway.domain.release import QualityFigures
 from headway.domain.value import Value
 
 Side = Literal["stable", "candidate"]
@@ -17,11 +21,17 @@ class RequestRecord(Value):
     prompt_sha256: str
     scheduled_s: float
     sent_s: float
+    release: str = ""
+    """The release that was asked for."""
+    sampled: bool = False
+    """Whether the answer was drawn (temperature above 0) instead of greedy."""
     first_token_s: float | None = None
     """First non-empty content or reasoning."""
     ended_s: float | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
+    status: int | None = None
+    """HTTP status; none when no answer came."""
     served_model: str | None = None
     served_release: str | None = None
     """The answer's `x-headway-release`."""
@@ -46,6 +56,42 @@ class RequestRecord(Value):
         return (self.ended_s - self.first_token_s) * 1e3 / (self.output_tokens - 1)
 
 
+class BlockSummary(Value):
+    """How one block went on the generator's own side. Written after the block's requests: where it is, the block is whole."""
+
+    block: int
+    planned: int = 0
+    """Requests that each side was to get."""
+    sent_first: Side = "stable"
+    """The side that was asked first at every arrival; it alternates by block."""
+    started_s: float = 0.0
+    ended_s: float = 0.0
+    lag_p99_ms: float
+    """How late requests were sent against their schedule."""
+    cpu_pct: float = 0.0
+    """Share of one core that the generator itself used."""
+    live_rate_per_s: float = 0.0
+    """Stable's users' requests per second before this block, added to the candidate as unmeasured load."""
+    live_sent: int = 0
+    void: bool = False
+    """The generator could not drive the block as scheduled, so its latencies say nothing."""
+    stopped: bool = False
+    """The block was ended early because a side failed hard; its latencies are not used, its failures are."""
+    stable_alive: bool | None = None
+    """Whether stable still answered after the candidate had failed hard; none if that was not asked."""
+    reason: str = ""
+
+
+class CanaryAnswer(Value):
+    """A greedy answer to a fixed question: is this a model that speaks and stops?"""
+
+    side: Side
+    prompt: str
+    text: str = ""
+    finish_reason: str | None = None
+    error: str | None = None
+
+
 class SideTarget(Value):
     """Where one side is reached."""
 
@@ -60,31 +106,66 @@ class SideTarget(Value):
 class BenchJob(Value):
     """Input of the bench program."""
 
+    release: str
     targets: tuple[SideTarget, ...]
-    """One (first release: smoke requests only) or two (paired)."""
-    blocks: int
-    requests_per_block: int
-    rate_per_s: float
-    max_tokens: int
-    warmup_requests: int
+    """The candidate alone (first release) or stable and candidate."""
+    canary: Canary
     seed: int
-    quality_token_ids: tuple[tuple[int, ...], ...] = ()
-    """Token ids of the fixed texts (from the source's reference), whose served log-likelihood is measured on the candidate."""
-    prompt_set_digest: str = ""
+    """Prompts, arrivals and sampling of every block follow from it."""
+    quality: Quality = Quality()
+    reference: QualityFigures | None = None
+    """Figures of the candidate's source, to compare the served ones with; none: perplexity is not measured."""
+    reference_token_ids: tuple[tuple[int, ...], ...] = ()
+    """The fixed texts as token ids (from the source's reference)."""
+    engine: str = "vllm"
+    """Name and version of what serves, for the figures."""
     live_rate_url: str | None = None
-    """Envoy's statistics; when given, stable's live load is added to the candidate (design rule 13.4)."""
+    """Address of Envoy's statistics (`http://host:port/stats`); when given, stable's live load is added to the
+    candidate, so that both sides carry the same (design rule 13.4)."""
     live_cluster: str | None = None
     """Name of stable's cluster in those statistics."""
-    records_path: str
+    headroom_active: int | None = Field(default=None, ge=1)
+    """Requests in flight on stable above which a block waits for users to be served first."""
+    headroom_wait_s: float = Field(default=60, ge=0)
+    """How long a block waits for that before it is void."""
+    records_path: str = "records.jsonl"
     """JSON lines, appended block by block; a restarted job goes on after the last whole block."""
+    records_uri: str = ""
+    """`s3://bucket/key` that the records are put to at the end; empty: they stay where they are."""
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> "BenchJob":
+        sides = [t.side for t in self.targets]
+        if sides.count("candidate") != 1 or sides.count("stable") > 1 or len(sides) > 2:
+            raise ValueError(f"targets are {sides}; expected the candidate, and stable or nothing beside it")
+        return self
+
+    @property
+    def paired(self) -> bool:
+        """Whether there is a stable side to compare with."""
+        return len(self.targets) == 2
+
+    def target(self, side: Side) -> SideTarget:
+        """Return where a side is reached. Raises KeyError if this job has no such side."""
+        for target in self.targets:
+            if target.side == side:
+                return target
+        raise KeyError(side)
 
 
-class BlockSummary(Value):
-    """How one block went on the generator's own side."""
+class BenchResult(Value):
+    """What the bench program hands back; the records themselves are at `records_uri`."""
 
-    block: int
-    lag_p99_ms: float
-    """How late requests were sent against their schedule."""
-    live_rate_per_s: float = 0.0
-    void: bool = False
-    reason: str = ""
+    schema_version: int = 1
+    release: str
+    paired: bool
+    blocks: tuple[BlockSummary, ...]
+    served: QualityFigures | None = None
+    answers: tuple[CanaryAnswer, ...] = ()
+    quality_error: str = ""
+    """Why perplexity could not be measured although it was asked for."""
+    records_path: str
+    records_uri: str = ""
+    records_sha256: str
+    seconds: dict[str, float] = {}
+    """Where the time went: `smoke`, `quality`, `warmup`, `blocks`, `upload`."""

@@ -89,8 +89,19 @@ class Canary(Value):
     """Absolute limits of a first release, which has no stable side."""
     first_tpot_p95_ms: float = Field(default=200, gt=0)
     first_error_pct: float = Field(default=0.5, ge=0)
+    max_lag_ms: float = Field(default=250, gt=0)
+    """A block whose requests left later than this against their schedule (99th percentile) is void."""
+    request_timeout_s: float = Field(default=60, gt=0)
+    """A request that has not ended after this counts as failed."""
     demo_margins: bool = False
     """Marks margins that only a demonstration may have; the report says so."""
+
+    @model_validator(mode="after")
+    def _looks_rise(self) -> "Canary":
+        looks = list(self.looks)
+        if looks and (looks != sorted(set(looks)) or looks[0] < 2 or looks[-1] != self.blocks):
+            raise ValueError(f"canary.looks is {looks}; it must rise from 2 or more and end at blocks ({self.blocks})")
+        return self
 
 
 class Shift(Value):

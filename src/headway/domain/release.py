@@ -1,5 +1,7 @@
 """What the steps of a release hand to each other."""
 
+import hashlib
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from headway.domain.cluster import ClusterSpec
@@ -129,7 +131,12 @@ class MetricEffect(Value):
     ratio: float | None = None
     ratio_low: float | None = None
     ratio_high: float | None = None
+    difference: float | None = None
+    """Candidate minus stable in `unit`, for metrics that are compared by difference (error rate)."""
+    difference_low: float | None = None
+    difference_high: float | None = None
     margin: float | None = None
+    """Share (0.5 is 50 %) for ratios, in `unit` for differences and absolute limits."""
     verdict: Literal["pass", "fail", "undecided"] = "undecided"
 
 
@@ -143,6 +150,11 @@ class Verdict(Value):
     blocks_used: int = 0
     effects: tuple[MetricEffect, ...] = ()
     checks: tuple[Check, ...] = ()
+    paired: bool = True
+    """Whether there was a stable side; a first release is held to absolute limits."""
+    records_uri: str = ""
+    """Where the requests' records are, from which the decision can be replayed."""
+    records_sha256: str = ""
 
 
 class StepRecord(Value):
@@ -161,3 +173,15 @@ class StepRecord(Value):
 def record_key(model_slug: str, release: str, step: str) -> str:
     """Return the ledger key of a step's record."""
     return f"releases/{model_slug}/{release}/{step}.json"
+
+
+def release_id(run_id: str, run_after: datetime, again: int = 0) -> str:
+    """Name a release after the run that makes it: its moment, so that names sort, and a mark, so that two never meet.
+
+    Args:
+        run_id: Id of the DAG run.
+        run_after: When the run was due.
+        again: How often the whole run was cleared; each time is another release, and what was recorded stays.
+    """
+    mark = hashlib.sha256(f"{run_id}#{again}".encode()).hexdigest()[:6]
+    return f"{run_after.astimezone(UTC):%Y%m%d-%H%M%S}-{mark}"

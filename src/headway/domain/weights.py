@@ -28,7 +28,7 @@ BITS_PER_WEIGHT: dict[str, float] = {
 """Bits of a Linear weight with its scales; 4.25 is 4 bits and an fp16 scale for each group of 64."""
 
 
-BUILDABLE: frozenset[str] = frozenset({"none", "fp8-dynamic"})
+BUILDABLE: frozenset[Scheme] = frozenset({"none", "fp8-dynamic"})
 """Schemes that this version builds; the plan refuses the others by name."""
 
 

@@ -3,13 +3,16 @@
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+
+from pydantic import ValidationError
 
 from headway.domain.release import FINAL_OUTCOMES, Outcome, ReleasePlan, ReleaseRef, StepRecord, Verdict, record_key
 from headway.domain.value import Value, slug
+from headway.errors import IntegrityError
 from headway.ports import Clusters, Ledger, Registry, Traffic
 
 STATE_TAG = "headway.state"
+"""JSON: for each cluster digest, how its last release of this version ended (design rule 13.2)."""
 RELEASE_TAG = "headway.release"
 REASON_TAG = "headway.reason"
 REPORT_TAG = "headway.report"
@@ -19,9 +22,24 @@ ERROR_OUTCOMES: Mapping[str, Outcome] = {
     "PlanInfeasible": "rejected",
     "ConfigError": "rejected",
     "IntegrityError": "rejected",
+    "Declined": "rejected",
     "CanaryFailed": "rolled_back",
 }
 """What an error of a step makes of the release; any other error is `failed` and may be tried again by itself."""
+
+
+MAX_KEPT = 20
+"""Pairs kept on a version, newest first; older ones are in the ledger."""
+
+
+class VersionState(Value):
+    """How the last release of one pair of version and cluster digest ended."""
+
+    outcome: Outcome
+    release: str
+    at: str
+    """UTC time, ISO 8601."""
+    reason: str = ""
 
 
 class Ending(Value):
@@ -109,14 +127,8 @@ def remember(
     version does not bring it back.
     """
     address = registry.log_report(ref.model, ref.version, ref.release, metrics, {"report.html": report_html})
-    state = read_state(registry.tags(ref.model, ref.version))
-    state[state_key(ref, plan)] = {
-        "outcome": end.outcome,
-        "release": ref.release,
-        "at": now.isoformat(),
-        "reason": end.reason,
-    }
-    registry.tag(ref.model, ref.version, STATE_TAG, json.dumps(state, sort_keys=True))
+    state = VersionState(outcome=end.outcome, release=ref.release, at=now.isoformat(), reason=end.reason)
+    remember_state(registry, ref.model, ref.version, state_key(ref, plan), state)
     registry.tag(ref.model, ref.version, RELEASE_TAG, ref.release)
     registry.tag(ref.model, ref.version, REASON_TAG, end.reason)
     registry.tag(ref.model, ref.version, REPORT_TAG, address)
@@ -146,10 +158,23 @@ def state_key(ref: ReleaseRef, plan: ReleasePlan | None) -> str:
     return plan.cluster_digest if plan else f"source:{ref.source_digest}"
 
 
-def read_state(tags: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Return the remembered endings of a version by key; a tag that is no JSON object counts as empty."""
+def read_state(tags: Mapping[str, str]) -> dict[str, VersionState]:
+    """Return the remembered endings of a version by key.
+
+    Raises:
+        IntegrityError: Somebody edited the tag; reading it as empty would release a refused model again.
+    """
     try:
-        state = json.loads(tags.get(STATE_TAG, "{}"))
-    except json.JSONDecodeError:
-        return {}
-    return state if isinstance(state, dict) else {}
+        return {key: VersionState.model_validate(state) for key, state in json.loads(tags.get(STATE_TAG) or "{}").items()}
+    except (ValueError, AttributeError, ValidationError) as error:
+        raise IntegrityError(
+            f"tag {STATE_TAG} is not what headway wrote there; delete the tag to let the version be released again",
+            tag=STATE_TAG,
+        ) from error
+
+
+def remember_state(registry: Registry, model: str, version: int, key: str, state: VersionState) -> None:
+    """Keep one ending on the version. The caller holds the model's lease, so nobody writes in between."""
+    merged = {**read_state(registry.tags(model, version)), key: state}
+    newest = sorted(merged, key=lambda k: merged[k].at, reverse=True)[:MAX_KEPT]
+    registry.tag(model, version, STATE_TAG, json.dumps({k: merged[k].to_json() for k in sorted(newest)}, sort_keys=True))

@@ -28,6 +28,24 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 LONGEST_SOCKET_PATH = 107
 """Linux cuts the path of a unix socket here (`sun_path` has 108 bytes with the final zero)."""
 
+FIXED_PORTS = {
+    0: "public gateway (Envoy)",
+    1: "internal gateway (Envoy)",
+    2: "Envoy admin",
+    3: "Airflow",
+    4: "MLflow",
+    5: "S3 (SeaweedFS)",
+    6: "SeaweedFS master",
+    7: "SeaweedFS volume",
+    8: "SeaweedFS filer",
+    11: "SeaweedFS master gRPC",
+    12: "SeaweedFS volume gRPC",
+    13: "SeaweedFS filer gRPC",
+    14: "SeaweedFS S3 gRPC",
+}
+"""Offsets from the base port. 9 and 10 are Airflow's log servers, which stay off: they would listen on every interface,
+and on one machine the API server reads the log files itself."""
+
 _WORD = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
 
@@ -55,9 +73,7 @@ def environment_pythons(checkout: Path, cache: Path, envs_dir: Path | None = Non
     """
     if envs_dir is not None:
         return {name: envs_dir / name / "bin" / "python" for name in ENVIRONMENTS}
-    return {
-        name: cache / "envs" / f"{name}-{lock_digest(checkout, name)}" / "bin" / "python" for name in ENVIRONMENTS
-    }
+    return {name: cache / "envs" / f"{name}-{lock_digest(checkout, name)}" / "bin" / "python" for name in ENVIRONMENTS}
 
 
 @dataclass(frozen=True)
@@ -113,7 +129,10 @@ class LocalLayout:
         )
         highest = 65535 - HIGHEST_OFFSET
         if not 1024 <= base_port <= highest:
-            message = f"HEADWAY_BASE_PORT is {base_port}; it must be 1024 to {highest}, because ports up to it plus {HIGHEST_OFFSET} are used"
+            message = (
+                f"HEADWAY_BASE_PORT is {base_port}; it must be 1024 to {highest}, "
+                f"because ports up to it plus {HIGHEST_OFFSET} are used"
+            )
             raise ConfigError(message, base_port=base_port)
         if len(str(layout.supervisor_socket)) > LONGEST_SOCKET_PATH:
             message = (
@@ -327,24 +346,7 @@ class LocalLayout:
 
     def named_ports(self) -> dict[int, str]:
         """Return every fixed port of the stack with the name of its service."""
-        names = (
-            "public gateway (Envoy)",
-            "internal gateway (Envoy)",
-            "Envoy admin",
-            "Airflow",
-            "MLflow",
-            "S3 (SeaweedFS)",
-            "SeaweedFS master",
-            "SeaweedFS volume",
-            "SeaweedFS filer",
-            "Airflow task logs",
-            "Airflow trigger logs",
-            "SeaweedFS master gRPC",
-            "SeaweedFS volume gRPC",
-            "SeaweedFS filer gRPC",
-            "SeaweedFS S3 gRPC",
-        )
-        return {self.base_port + offset: name for offset, name in enumerate(names)}
+        return {self.base_port + offset: name for offset, name in FIXED_PORTS.items()}
 
     def port(self, name: str) -> int:
         """Return a fixed port by the name that `named_ports` gives it.

@@ -1,17 +1,15 @@
-"""Supervised processes of the embedded stack, and the strays that a supervisor no longer knows.
+"""Supervised processes of the embedded stack.
 
 supervisord is this machine's kubelet: every service, job and cluster is a program of it, defined by one file in
-`run/conf.d` and one start script in `run/programs`. A script, because supervisord's own `environment=` cannot carry a value
-with both kinds of quotes; and a person can run it by hand to see what happens.
+`run/conf.d` and one start script in `run/programs`. A script, because supervisord's own `environment=` cannot carry
+a value with both kinds of quotes; and a person can run it by hand to see what happens.
 """
 
 import fcntl
 import http.client
 import os
 import shlex
-import signal
 import socket
-import time
 import xmlrpc.client
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +18,10 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from headway.adapters.local.layout import LocalLayout, checked_name
-from headway.errors import BackendError, BackendUnavailable, ConfigError, Conflict, DeadlineExceeded, NotFound, Refused
+from headway.adapters.local.strays import end_strays, strays
+from headway.errors import BackendError, BackendUnavailable, ConfigError, Conflict, NotFound, Refused
+
+__all__ = ["FAULTS", "STATES", "ProcessState", "Supervisor", "end_strays", "strays"]
 
 Phase = Literal["absent", "starting", "running", "stopping", "exited", "fatal"]
 
@@ -61,9 +62,7 @@ FAULTS: dict[int, type[BackendError]] = {
 BAD_NAME, NOT_RUNNING, ALREADY_STARTED, ALREADY_ADDED = 10, 70, 60, 90
 
 CALL_TIMEOUT_S = 120.0
-"""A stop waits for the program's own `stop_wait_s`, so a call may take long; without any limit a hung daemon hangs us."""
-
-POLL_S = 0.1
+"""A stop waits for the program's own `stop_wait_s`, so a call may take long; without a limit a hung daemon hangs us."""
 
 
 @dataclass(frozen=True)
@@ -186,8 +185,11 @@ class Supervisor:
         checked_name(name)
         script = self.layout.programs / f"{name}.sh"
         log = log or self.layout.log(name)
-        marked = {**env, "HEADWAY_STACK": self.layout.stack_mark}
+        mark = {"HEADWAY_STACK": self.layout.stack_mark, "HEADWAY_PROGRAM": name}
+        marked = {**env, **mark}
         lines = ["#!/bin/sh", *(f"export {key}={shlex.quote(value)}" for key, value in sorted(marked.items()))]
+        if autorestart:
+            lines.append(self._end_predecessors(mark))
         lines += [f"cd {shlex.quote(str(directory))} || exit 1", f"exec {shlex.join(command)}", ""]
         conf = "\n".join(
             (
@@ -210,6 +212,12 @@ class Supervisor:
         )
         script_changed = _replace(script, "\n".join(lines), mode=0o700)
         return _replace(self._conf(name), conf, mode=0o600) or script_changed
+
+    def _end_predecessors(self, mark: Mapping[str, str]) -> str:
+        """Return the shell line that ends what a killed process left: its children live on and hold its ports."""
+        python, source = self.layout.python("airflow"), self.layout.checkout / "src"
+        words = [str(python), "-m", "headway.adapters.local.strays", *(f"{key}={value}" for key, value in mark.items())]
+        return f"PYTHONPATH={shlex.quote(str(source))} {shlex.join(words)} || exit 1"
 
     def state(self, name: str) -> ProcessState:
         """Tell where a process stands; `absent` if supervisord does not know it or never started it.
@@ -236,6 +244,16 @@ class Supervisor:
         """End a process and its group; returns when it has ended. Absent or ended is fine."""
         self._call("stopProcess", checked_name(name), fine=(BAD_NAME, NOT_RUNNING))
 
+    def adopt(self, name: str) -> None:
+        """Start a process by the definition that `supervisord.launch` put aside; none there is fine."""
+        later = self._conf(checked_name(name)).with_suffix(".later")
+        with self._lock():
+            if not later.exists():
+                return
+            later.rename(self._conf(name))
+            self._call("reloadConfig")
+            self._call("addProcessGroup", name, fine=(ALREADY_ADDED,))
+
     def restart(self, name: str) -> None:
         """End a process and start it again.
 
@@ -253,6 +271,7 @@ class Supervisor:
         self._drop(checked_name(name))
         with self._lock():
             self._conf(name).unlink(missing_ok=True)
+            self._conf(name).with_suffix(".later").unlink(missing_ok=True)
             (self.layout.programs / f"{name}.sh").unlink(missing_ok=True)
             self._call("reloadConfig")
 
@@ -286,7 +305,10 @@ class Supervisor:
             if fault.faultCode in fine:
                 return None
             kind = FAULTS.get(fault.faultCode, BackendError)
-            message = f"supervisord refused {method}({', '.join(map(str, args))}): {fault.faultString}; its log is {self.layout.log('supervisord')}"
+            message = (
+                f"supervisord refused {method}({', '.join(map(str, args))}): {fault.faultString}; "
+                f"its log is {self.layout.log('supervisord')}"
+            )
             raise kind(message, code=fault.faultCode) from fault
         except (OSError, http.client.HTTPException, xmlrpc.client.ProtocolError) as error:
             message = f"supervisord does not answer at {path} ({error}); start the stack with `headway up`"
@@ -311,7 +333,9 @@ def _escaped(path: Path) -> str:
     """Write a path for supervisord's configuration, in which % starts an expansion and quotes group words."""
     text = str(path)
     if any(character in text for character in " \t\n;\"'"):
-        message = f"the path {text!r} holds a space, quote or semicolon; set HEADWAY_HOME and the checkout to paths without"
+        message = (
+            f"the path {text!r} holds a space, quote or semicolon; set HEADWAY_HOME and the checkout to paths without"
+        )
         raise ConfigError(message, path=text)
     return text.replace("%", "%%")
 
@@ -326,88 +350,3 @@ def _replace(path: Path, content: str, *, mode: int) -> bool:
         file.write(content)
     part.replace(path)
     return True
-
-
-def strays(mark: Mapping[str, str]) -> list[int]:
-    """Return the pids of all processes that carry every variable of the mark, and of their descendants.
-
-    Descendants, because a program may start others with an environment of its own. This process and its ancestors are
-    left out, so that a marked process can clean up after others.
-
-    Args:
-        mark: Such as `{"HEADWAY_STACK": "..."}`, or that with `HEADWAY_CLUSTER`.
-    """
-    if not mark:
-        message = "an empty mark would name every process of the machine"
-        raise ConfigError(message)
-    wanted = {f"{key}={value}".encode() for key, value in mark.items()}
-    parents: dict[int, int] = {}
-    found: set[int] = set()
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        pid = int(folder.name)
-        try:
-            state, parent = _stat(folder)
-            if state in "ZX":
-                continue
-            parents[pid] = parent
-            if wanted <= set((folder / "environ").read_bytes().split(b"\0")):
-                found.add(pid)
-        except (OSError, ValueError):  # it ended meanwhile, or belongs to somebody else
-            continue
-    _add_descendants(found, parents)
-    pid = os.getpid()
-    while pid:
-        found.discard(pid)
-        pid = parents.get(pid, 0)
-    return sorted(found)
-
-
-def _stat(folder: Path) -> tuple[str, int]:
-    """Return state and parent of a process; its name, in parentheses, may hold anything."""
-    state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-    return state, int(parent)
-
-
-def _add_descendants(found: set[int], parents: Mapping[int, int]) -> None:
-    grew = bool(found)
-    while grew:
-        more = {pid for pid, parent in parents.items() if parent in found and pid not in found}
-        found |= more
-        grew = bool(more)
-
-
-def end_strays(mark: Mapping[str, str], *, term_s: float = 10.0, kill_s: float = 20.0) -> int:
-    """End every process with the mark: TERM, then KILL, until none is left; return how many there were.
-
-    Args:
-        mark: As for `strays`.
-        term_s: Seconds between TERM and KILL.
-        kill_s: Seconds after KILL until it is an error.
-
-    Raises:
-        DeadlineExceeded: Some are still there.
-    """
-    ended: set[int] = set()
-    started = time.monotonic()
-    while pids := strays(mark):
-        waited_s = time.monotonic() - started
-        if waited_s > term_s + kill_s:
-            message = f"processes {', '.join(map(str, pids))} are still there {waited_s:.0f} s after TERM and KILL; look at them with `ps -fp {','.join(map(str, pids))}`"
-            raise DeadlineExceeded(message, waited_s=waited_s, last=f"{len(pids)} left")
-        for pid in pids:
-            if waited_s > term_s:
-                _signal(pid, signal.SIGKILL)
-            elif pid not in ended:
-                _signal(pid, signal.SIGTERM)
-        ended |= set(pids)
-        time.sleep(POLL_S)
-    return len(ended)
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return

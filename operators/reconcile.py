@@ -1,0 +1,144 @@
+"""Reconciling, as a task: look at every model, start what is due, end what is over."""
+
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator, Context
+from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.timezone import utcnow
+
+from headway.domain.profile import Profile
+from headway.domain.value import slug
+from headway.errors import (
+    ConfigError,
+    Conflict,
+    HeadwayError,
+    IntegrityError,
+    ModelRejected,
+    NotFound,
+    PlanInfeasible,
+)
+from headway.release import plan, reconcile, select, validate
+from operators.errors import translated
+from operators.hook import HeadwayHook
+from operators.lease import holder_of
+from operators.select import ALIAS_RECORD
+
+if TYPE_CHECKING:
+    from headway.wiring import Backend
+
+RELEASE_DAG = "release"
+ACT_TTL_S = 120.0
+"""Deleting a cluster and moving a route takes seconds; the lease is there to keep releases out meanwhile."""
+
+
+class ReconcileOperator(BaseOperator):
+    """Brings the world back to what registry and profiles ask for.
+
+    A model that cannot be looked at costs the others nothing: all are tried, then the task fails with every reason.
+    """
+
+    ui_color = "#e3f3df"
+
+    def execute(self, context: Context) -> Any:
+        """Look, decide, act."""
+        with translated():
+            backend = HeadwayHook().backend
+            profiles = backend.profiles()
+            active = {str(run.conf.get("model")) for run in backend.runs.active(RELEASE_DAG)}
+        done: list[str] = []
+        faults: list[str] = []
+        for model, profile in profiles.items():
+            try:
+                done += self.start_due(backend, profile, busy=model in active)
+            except HeadwayError as error:
+                faults.append(f"{model}: {error.message}")
+        try:
+            done += self.end_expired(backend, str(context["dag_run"].run_id))
+        except HeadwayError as error:
+            faults.append(f"expiry: {error.message}")
+        for line in done:
+            self.log.info(line)
+        if faults:
+            raise AirflowFailException("; ".join(faults))
+        return done
+
+    def start_due(self, backend: "Backend", profile: Profile, *, busy: bool) -> list[str]:
+        """Start the release of one model if it is due."""
+        route = backend.traffic.route(profile.model)
+        if busy or route.paused or holder_of(backend, profile.model, utcnow()) is not None:
+            return []
+        wanted = desired(backend, profile)
+        action = reconcile.start(wanted, route, busy=busy, now=utcnow()) if wanted else None
+        if action is None:
+            return []
+        conf = {"model": action.model, "version": action.version}
+        run = backend.runs.trigger(RELEASE_DAG, action.run_id, conf, note=action.reason)
+        return [f"{'started' if run.fresh else 'already started'} {run.run_id}: {action.reason}"]
+
+    def end_expired(self, backend: "Backend", holder: str) -> list[str]:
+        """End what is over, each under its model's lease, so that no release works on it meanwhile."""
+        now = utcnow()
+        routes = backend.traffic.routes()
+        clusters = backend.clusters.list()
+        models = {r.model for r in routes} | {c.spec.model for c in clusters if c.spec}
+        leased = {model: holder_of(backend, model, now) is not None for model in models}
+        done = []
+        for action in reconcile.expired(routes, clusters, leased, now):
+            try:
+                backend.lease.acquire(slug(action.model), holder, ACT_TTL_S, utcnow())
+            except Conflict:
+                continue
+            try:
+                _act(backend, action)
+            finally:
+                backend.lease.release(slug(action.model), holder, utcnow())
+            done.append(f"{action.kind} {action.cluster}: {action.reason}")
+        return done
+
+
+def desired(backend: "Backend", profile: Profile) -> reconcile.Desired | None:
+    """Find out what the registry and the profile ask for now; none if the alias names nothing."""
+    try:
+        version = backend.registry.resolve(profile.model, alias=profile.alias)
+    except NotFound:
+        return None
+    chosen = select.run(profile.model, backend.registry, backend.weights, version=version.version)
+    try:
+        checked = validate.run(chosen, backend.weights)
+        made = plan.make(
+            profile, chosen, checked, serving_image=backend.serving_image(profile), model_root=backend.model_root
+        )
+        digest = made.cluster_digest
+    except (ModelRejected, PlanInfeasible, ConfigError, IntegrityError):
+        # A release says why, once: the outcome is remembered under the source.
+        digest = f"source:{chosen.source_digest}"
+    releases = _releases(backend, profile.model)
+    stable = backend.traffic.route(profile.model).stable
+    alias = backend.ledger.read(f"releases/{slug(profile.model)}/{stable.release}/{ALIAS_RECORD}.json") if stable else None
+    return reconcile.Desired(
+        model=profile.model,
+        version=version.version,
+        cluster_digest=digest,
+        releases=len(releases),
+        tags=dict(backend.registry.tags(profile.model, version.version)),
+        alias_at_release=alias["version"] if alias else None,
+    )
+
+
+def _releases(backend: "Backend", model: str) -> set[str]:
+    prefix = f"releases/{slug(model)}/"
+    return {key.removeprefix(prefix).split("/", 1)[0] for key in backend.ledger.list(prefix)}
+
+
+def _act(backend: "Backend", action: reconcile.Expiry) -> None:
+    """Route first, then the cluster; what another role of the route still names stays."""
+    route = backend.traffic.route(action.model)
+    if action.kind == "end-previous" and route.previous and route.previous.cluster == action.cluster:
+        route = reconcile.without_previous(route)
+        backend.traffic.shift(route)
+    elif action.kind == "end-candidate" and route.candidate and route.candidate.cluster == action.cluster:
+        route = reconcile.without_candidate(route)
+        backend.traffic.shift(route)
+    named = {b.cluster for b in (route.stable, route.candidate, route.previous) if b is not None}
+    if action.cluster not in named:
+        backend.clusters.delete(action.cluster)

@@ -1,0 +1,260 @@
+"""The steps of a release as tasks. Each says what it does; how is in `headway.release`."""
+
+from collections.abc import Collection
+from typing import Any, ClassVar
+
+from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk.timezone import utcnow
+from airflow.triggers.base import BaseTrigger
+
+from headway.domain.model import Selection
+from headway.domain.release import Reference, ReleasePlan
+from headway.errors import CanaryFailed, IntegrityError
+from headway.release import canary, plan, quantize, rollout, shift, stage, validate
+from operators.approve import ApproveOperator
+from operators.base import OpenRelease, ReleaseOperator, WaitingOperator
+from operators.record import RecordOperator
+from operators.select import SelectOperator
+from operators.triggers import ClusterTrigger, JobTrigger, ShiftTrigger
+
+__all__ = [
+    "ApproveOperator",
+    "CanaryOperator",
+    "PlanOperator",
+    "QuantizeOperator",
+    "RecordOperator",
+    "RolloutOperator",
+    "SelectOperator",
+    "ShiftOperator",
+    "StageOperator",
+]
+
+PROFILE_SCHEME = "profile"
+
+SHORT_SHIFT_S = 60.0
+"""Seconds that all the bakes of a shift may take to be watched in the task itself."""
+
+
+class PlanOperator(ReleaseOperator):
+    """Checks the files and resolves everything into one plan; skips the rest if stable serves that already."""
+
+    step = "plan"
+    template_fields: Collection[str] = ("model", "ref", "scheme")
+
+    def __init__(self, *, scheme: str = PROFILE_SCHEME, **kwargs: Any) -> None:
+        """Keep the arguments.
+
+        Args:
+            scheme: A quantization scheme, or `profile` for the first of the profile that fits.
+            kwargs: Of the base.
+        """
+        super().__init__(**kwargs)
+        self.scheme = scheme
+
+    def work(self, release: OpenRelease) -> None:
+        """Validate, plan, and see whether there is anything to do."""
+        backend = release.backend
+        made = release.recall("plan", ReleasePlan)
+        if made is None:
+            selection = release.recall("select", Selection)
+            if selection is None:
+                raise IntegrityError(f"release {release.release} selected nothing; start a new release")
+            profile = backend.profile(release.model)
+            checked = release.keep(validate.run(selection, backend.weights), "validate")
+            made = release.keep(
+                plan.make(
+                    profile,
+                    selection,
+                    checked,
+                    serving_image=backend.serving_image(profile),
+                    model_root=backend.model_root,
+                    scheme=None if self.scheme in ("", PROFILE_SCHEME) else self.scheme,  # type: ignore[arg-type]
+                )
+            )
+        self._skip_what_serves(release, made)
+
+    def _skip_what_serves(self, release: OpenRelease, made: ReleasePlan) -> None:
+        stable = release.backend.traffic.route(release.model).stable
+        if stable is None or stable.cluster_digest != made.cluster_digest:
+            return
+        if release.backend.clusters.status(stable.cluster).phase in ("starting", "ready"):
+            raise AirflowSkipException(f"{stable.cluster} has all the traffic and is what this release would make")
+
+
+class JobOperator(WaitingOperator):
+    """A step whose work is a job."""
+
+    job_deadline: ClassVar[str]
+    """Name of the limit under `deadlines` in the profile."""
+
+    def ended(self, release: OpenRelease, subject: str) -> bool:
+        """Look at the job."""
+        return release.backend.jobs.status(subject).ended
+
+    def deadline_s(self, release: OpenRelease) -> float:
+        """Take the profile's limit."""
+        return float(getattr(release.plan.profile.deadlines, self.job_deadline))
+
+    def abandon(self, release: OpenRelease, subject: str) -> str:
+        """Cancel the job and say how far it was."""
+        status = release.backend.jobs.status(subject)
+        release.backend.jobs.cancel(subject)
+        far = "" if status.progress_pct is None else f" at {status.progress_pct:.0f} %"
+        return f"job {subject} was {status.phase}{far}{f': {status.reason}' if status.reason else ''}"
+
+    def trigger(self, release: OpenRelease, subject: str, **common: Any) -> BaseTrigger:
+        """Watch the job."""
+        return JobTrigger(name=subject, **common)
+
+
+class QuantizeOperator(JobOperator):
+    """Makes the artifact, or finds it, and puts its quality to the gate."""
+
+    step = "quantize"
+    job_deadline = "quantize_s"
+
+    def begin(self, release: OpenRelease) -> str:
+        """Start the job, or adopt it."""
+        return quantize.begin(release.plan, release.backend.jobs, release.backend.weights).name
+
+    def finish(self, release: OpenRelease, subject: str) -> None:
+        """Check the artifact and its quality."""
+        release.keep(quantize.finish(release.plan, release.backend.jobs, release.backend.weights, None))
+
+
+class StageOperator(JobOperator):
+    """Brings the artifact to the node and verifies it there."""
+
+    step = "stage"
+    job_deadline = "stage_s"
+
+    def begin(self, release: OpenRelease) -> str:
+        """Start the job, or adopt it."""
+        return stage.begin(release.plan, release.backend.jobs, release.backend.weights).name
+
+    def finish(self, release: OpenRelease, subject: str) -> None:
+        """Check what lies on the node."""
+        release.keep(stage.finish(release.plan, release.backend.jobs, release.backend.weights))
+
+
+class RolloutOperator(WaitingOperator):
+    """Brings the candidate up beside stable, with none of the traffic."""
+
+    step = "rollout"
+
+    def begin(self, release: OpenRelease) -> str:
+        """Start the cluster, or adopt it."""
+        backend = release.backend
+        return rollout.begin(release.plan, release.sure_ref, backend.clusters, backend.traffic).name
+
+    def ended(self, release: OpenRelease, subject: str) -> bool:
+        """Look whether it answers, or has failed."""
+        return release.backend.clusters.status(subject).phase != "starting"
+
+    def finish(self, release: OpenRelease, subject: str) -> None:
+        """Make it reachable for the benchmark."""
+        backend = release.backend
+        release.keep(rollout.finish(release.plan, release.sure_ref, backend.clusters, backend.traffic, utcnow()))
+
+    def inline_s(self, release: OpenRelease) -> float:
+        """A cluster that does not run already takes minutes."""
+        return 0.0
+
+    def deadline_s(self, release: OpenRelease) -> float:
+        """Take the profile's limit."""
+        return float(release.plan.profile.deadlines.rollout_s)
+
+    def abandon(self, release: OpenRelease, subject: str) -> str:
+        """Leave the cluster to `record`, and say what it was doing."""
+        status = release.backend.clusters.status(subject)
+        return f"cluster {subject} was {status.phase}{f': {status.reason}' if status.reason else ''}"
+
+    def trigger(self, release: OpenRelease, subject: str, **common: Any) -> BaseTrigger:
+        """Watch the cluster."""
+        return ClusterTrigger(name=subject, **common)
+
+
+class CanaryOperator(JobOperator):
+    """Measures candidate against stable and comes to a verdict; fails on ROLLBACK."""
+
+    step = "canary"
+    job_deadline = "canary_s"
+
+    def begin(self, release: OpenRelease) -> str:
+        """Start the benchmark, or adopt it."""
+        backend = release.backend
+        return canary.begin(
+            release.plan,
+            release.sure_ref,
+            backend.traffic.route(release.model),
+            backend.jobs,
+            backend.weights,
+            self._reference(release),
+            gateway_url=backend.gateway_url,
+            stats_url=backend.stats_url,
+        ).name
+
+    def finish(self, release: OpenRelease, subject: str) -> None:
+        """Judge what it measured."""
+        backend = release.backend
+        verdict = release.keep(
+            canary.finish(
+                release.plan, release.sure_ref, backend.jobs, backend.weights, self._reference(release), backend.checks
+            )
+        )
+        self.log.info("%s: %s", verdict.decision, verdict.sentence)
+        if verdict.decision == "ROLLBACK":
+            raise CanaryFailed(verdict.sentence, verdict=verdict.to_json())
+
+    def _reference(self, release: OpenRelease) -> Reference | None:
+        return None
+
+
+class ShiftOperator(WaitingOperator):
+    """Moves the traffic by steps, each watched, and back at the first breach."""
+
+    step = "shift"
+    every_s = 2.0
+    late_hint = "the candidate does not reach the replicas for its share; look at its log and at the free capacity"
+
+    def begin(self, release: OpenRelease) -> str:
+        """Nothing to start: the first tick takes the first step."""
+        return release.plan.cluster.name
+
+    def inline_s(self, release: OpenRelease) -> float:
+        """Watch short bakes in place, such as those of a demonstration: a deferral would take longer than they do."""
+        shift_s = len(release.plan.profile.shift.steps_pct) * release.plan.profile.shift.bake_s
+        return SHORT_SHIFT_S if shift_s <= SHORT_SHIFT_S else 0.0
+
+    def seen(self, event: dict[str, Any]) -> None:
+        """Fail on the breach that the trigger met; the traffic is back already, so a tick would begin anew."""
+        if "breach" in event:
+            raise CanaryFailed(event["breach"], verdict=event.get("verdict") or {})
+
+    def ended(self, release: OpenRelease, subject: str) -> bool:
+        """Do what is due now."""
+        backend = release.backend
+        progress = shift.tick(
+            release.plan, traffic=backend.traffic, clusters=backend.clusters, metrics=backend.metrics, now=utcnow()
+        )
+        self.log.info("%s at %s %%: %s", progress.phase, progress.candidate_pct, progress.detail)
+        return progress.phase == "done"
+
+    def finish(self, release: OpenRelease, subject: str) -> None:
+        """Keep how the gateway routes now."""
+        release.keep(release.backend.traffic.route(release.model))
+
+    def deadline_s(self, release: OpenRelease) -> float:
+        """Take twice the bakes, and the time a cluster may need to grow at each step."""
+        profile = release.plan.profile
+        steps = len(profile.shift.steps_pct)
+        return steps * (2 * profile.shift.bake_s + profile.deadlines.rollout_s)
+
+    def abandon(self, release: OpenRelease, subject: str) -> str:
+        """Say where the shift was; `record` takes the candidate back."""
+        route = release.backend.traffic.route(release.model)
+        return f"the candidate had {route.candidate_pct} % of the traffic"
+
+    def trigger(self, release: OpenRelease, subject: str, **common: Any) -> BaseTrigger:
+        """Go on ticking without a worker."""
+        return ShiftTrigger(release=release.release, poll_s=5.0, **common)

@@ -1,0 +1,116 @@
+"""The port `Checks` by great-expectations: tables are checked before anything is decided from them."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from headway.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS = (
+    "block", "side", "index", "prompt_sha256", "scheduled_s", "sent_s", "release", "first_token_s", "ended_s",
+    "prompt_tokens", "output_tokens", "served_model", "served_release", "error",
+)  # fmt: skip
+CLOCK_SLACK_S = 0.001
+
+
+class ExpectationChecks:
+    """Checks tables against the suites of this module, in an ephemeral context that writes nothing anywhere."""
+
+    def check(self, suite: str, rows: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+        """Return one sentence for each expectation that the rows break; empty when all hold.
+
+        Raises:
+            ConfigError: If there is no such suite.
+        """
+        if suite not in SUITES:
+            raise ConfigError(f"there is no suite {suite!r}; there are: {', '.join(SUITES)}")
+        if not rows:
+            return [f"the table for {suite} has no rows"]
+        # Slow to import (seconds), and needed by one step only.
+        import great_expectations as gx
+        import pandas as pd
+
+        logging.getLogger("great_expectations").setLevel(logging.ERROR)
+        context = gx.get_context(mode="ephemeral")
+        context.variables.progress_bars = gx.data_context.types.base.ProgressBarsConfig(globally=False)
+        broken: list[str] = []
+        for name, frame, expectations in SUITES[suite](pd.DataFrame(list(rows)), gx.expectations):
+            if frame.empty:
+                continue
+            batch = context.data_sources.add_pandas(name).add_dataframe_asset(name).add_batch_definition_whole_dataframe(name)
+            found = batch.get_batch(batch_parameters={"dataframe": frame}).validate(
+                gx.ExpectationSuite(name=name, expectations=expectations)
+            )
+            broken += [_sentence(name, result) for result in found.results if not result.success]
+        return broken
+
+
+def _bench_records(frame: "pd.DataFrame", e: Any) -> list[tuple[str, "pd.DataFrame", list[Any]]]:
+    """Build the suite of the benchmark's records: failures are data, answers that claim success must be consistent."""
+    missing = [column for column in COLUMNS if column not in frame.columns]
+    if missing:
+        return [("all requests", frame, [e.ExpectColumnToExist(column=column) for column in missing])]
+    good = frame[frame["error"].isna()].copy()
+    sent_early_s = (frame["sent_s"] - frame["scheduled_s"]).rename("sent after scheduled (s)")
+    return [
+        (
+            "all requests",
+            frame.assign(sent_after_scheduled_s=sent_early_s),
+            [
+                *(
+                    e.ExpectColumnValuesToNotBeNull(column=column)
+                    for column in ("block", "side", "index", "prompt_sha256", "scheduled_s", "sent_s", "ended_s", "release")
+                ),
+                e.ExpectColumnValuesToBeInSet(column="side", value_set=["stable", "candidate"]),
+                e.ExpectColumnValuesToBeBetween(column="sent_after_scheduled_s", min_value=-CLOCK_SLACK_S),
+                e.ExpectColumnPairValuesAToBeGreaterThanB(column_A="ended_s", column_B="sent_s", or_equal=True),
+                e.ExpectCompoundColumnsToBeUnique(column_list=["block", "side", "index"]),
+            ],
+        ),
+        (
+            "answered requests",
+            good,
+            [
+                *(
+                    e.ExpectColumnValuesToNotBeNull(column=column)
+                    for column in ("first_token_s", "output_tokens", "served_model")
+                ),
+                e.ExpectColumnPairValuesAToBeGreaterThanB(column_A="first_token_s", column_B="sent_s", or_equal=True),
+                e.ExpectColumnPairValuesAToBeGreaterThanB(column_A="ended_s", column_B="first_token_s", or_equal=True),
+                e.ExpectColumnValuesToBeBetween(column="output_tokens", min_value=1),
+                e.ExpectColumnUniqueValueCountToBeBetween(column="served_model", max_value=1),
+            ],
+        ),
+        *(
+            (
+                f"answers of {side}",
+                good[(good["side"] == side) & good["served_release"].notna()],
+                [
+                    e.ExpectColumnUniqueValueCountToBeBetween(column="served_release", max_value=1),
+                    e.ExpectColumnPairValuesToBeEqual(column_A="served_release", column_B="release"),
+                ],
+            )
+            for side in ("stable", "candidate")
+        ),
+    ]
+
+
+SUITES: Mapping[str, Callable[["pd.DataFrame", Any], list[tuple[str, "pd.DataFrame", list[Any]]]]] = {
+    "bench_records": _bench_records
+}
+
+
+def _sentence(name: str, result: Any) -> str:
+    kind = result.expectation_config.type
+    columns = {k: v for k, v in result.expectation_config.kwargs.items() if k.startswith("column")}
+    where = ", ".join(str(v) for v in columns.values())
+    if result.exception_info and result.exception_info.get("raised_exception"):
+        return f"{name}: {kind} of {where} could not be checked: {result.exception_info.get('exception_message')}"
+    found = result.result
+    count = found.get("unexpected_count")
+    seen = found.get("partial_unexpected_list") or found.get("observed_value")
+    how_many = f"{count} of {found.get('element_count')} rows" if count is not None else "the table"
+    return f"{name}: {how_many} break {kind} of {where} (such as {str(seen)[:80]})"

@@ -1,0 +1,3 @@
+"""Placeholder."""
+import time
+while True: time.sleep(60)

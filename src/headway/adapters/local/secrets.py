@@ -1,0 +1,112 @@
+"""Secrets of the embedded stack: generated once, mode 600, never printed."""
+
+import base64
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from headway.adapters.local.layout import S3_ROLES, LocalLayout, S3Role
+
+JWT_SECRET = "jwt_secret"  # noqa: S105 - the name of the file
+AIRFLOW_FERNET_KEY = "airflow_fernet_key"
+AIRFLOW_SECRET_KEY = "airflow_secret_key"  # noqa: S105 - the name of the file
+MLFLOW_WEBHOOK_KEY = "mlflow_webhook_encryption_key"
+WEBHOOK_SECRET = "webhook_secret"  # noqa: S105 - the name of the file
+
+AIRFLOW_USERS = ("admin", "headway")
+
+S3_IDENTITIES = "s3-identities.json"
+
+S3_ACTIONS: dict[S3Role, tuple[str, ...]] = {
+    "admin": ("Admin", "Read", "Write", "List", "Tagging"),
+    "mlflow": ("Read:mlflow", "Write:mlflow", "List:mlflow", "Tagging:mlflow"),
+    "headway": ("Read:headway", "Write:headway", "List:headway", "Tagging:headway", "Read:mlflow", "List:mlflow"),
+    "quantize": ("Read:headway", "Write:headway", "List:headway", "Read:mlflow", "List:mlflow"),
+    "stage": ("Read:headway", "List:headway"),
+}
+"""What each role may do, in SeaweedFS's words: `<action>:<bucket>`."""
+
+
+def ensure(layout: LocalLayout) -> list[str]:
+    """Make the secrets that are not there yet; return the names of the new files.
+
+    Existing ones are kept: the MLflow and Airflow databases hold values encrypted with them.
+    """
+    layout.secrets.mkdir(parents=True, exist_ok=True)
+    layout.secrets.chmod(0o700)
+    made = [
+        name
+        for name, value in (
+            (JWT_SECRET, secrets.token_urlsafe(48)),
+            (AIRFLOW_SECRET_KEY, secrets.token_urlsafe(32)),
+            (AIRFLOW_FERNET_KEY, _fernet_key()),
+            (MLFLOW_WEBHOOK_KEY, _fernet_key()),
+            (WEBHOOK_SECRET, secrets.token_urlsafe(32)),
+        )
+        if _create(layout.secret(name), value)
+    ]
+    passwords = {user: secrets.token_urlsafe(18) for user in AIRFLOW_USERS}
+    if _create(layout.airflow_passwords, json.dumps(passwords)):
+        made.append(layout.airflow_passwords.name)
+    made += _ensure_s3(layout)
+    return made
+
+
+def _ensure_s3(layout: LocalLayout) -> list[str]:
+    """Make the credentials of each role, and always the identities file from them, so that the two cannot disagree."""
+    made = []
+    identities: list[dict[str, Any]] = []
+    for role in S3_ROLES:
+        path = layout.s3_credentials(role)
+        access, secret = f"hw{role}{secrets.token_hex(6)}", secrets.token_urlsafe(30)
+        text = f"[default]\naws_access_key_id = {access}\naws_secret_access_key = {secret}\n"
+        if _create(path, text):
+            made.append(path.name)
+        access, secret = read_s3(path)
+        identities.append(
+            {
+                "name": role,
+                "credentials": [{"accessKey": access, "secretKey": secret}],
+                "actions": list(S3_ACTIONS[role]),
+            }
+        )
+    path = layout.secret(S3_IDENTITIES)
+    text = json.dumps({"identities": identities}, indent=1)
+    if not path.exists() or path.read_text() != text:
+        path.unlink(missing_ok=True)
+        _create(path, text)
+    return made
+
+
+def read_s3(path: Path) -> tuple[str, str]:
+    """Return access key and secret key of a shared credentials file that `ensure` wrote."""
+    values = dict(line.split(" = ", 1) for line in path.read_text().splitlines() if " = " in line)
+    return values["aws_access_key_id"], values["aws_secret_access_key"]
+
+
+def read(layout: LocalLayout, name: str) -> str:
+    """Return a secret."""
+    return layout.secret(name).read_text().strip()
+
+
+def airflow_password(layout: LocalLayout, user: str) -> str:
+    """Return the password of an Airflow user."""
+    return str(json.loads(layout.airflow_passwords.read_text())[user])
+
+
+def _fernet_key() -> str:
+    """Make a key as `cryptography.fernet` wants it: 32 random bytes, URL-safe base64."""
+    return base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
+
+
+def _create(path: Path, content: str) -> bool:
+    """Write a new file of mode 600 by rename, so that a killed process leaves no half secret; false if it is there."""
+    if path.exists():
+        return False
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(content)
+    part.replace(path)
+    return True

@@ -1,0 +1,281 @@
+"""`headway demo`: headway's main job on a real model, from nothing, with a client watching."""
+
+import fcntl
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import requests
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from headway.adapters.local.layout import EnvironmentName, LocalLayout
+from headway.cli.follow import Followed, Follower
+from headway.cli.steady import SteadyClient, Tally
+from headway.errors import Conflict, HeadwayError
+from headway.release import record
+from headway.units import format_seconds
+
+if TYPE_CHECKING:
+    from headway.wiring import Backend
+
+MODEL = "smollm2-135m"
+ALIAS = "champion"
+VERSIONS = {1: "SmolLM2-135M-Instruct", 2: "the same with one layer changed a little", 3: "25 % of the weights zeroed"}
+QUESTION = "What is the capital of France?"
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """One release of the demo, as the table shows it."""
+
+    version: int
+    followed: Followed
+    wanted: str
+    """The outcome that this version must have."""
+    seconds: float
+
+
+class DemoFailed(HeadwayError):
+    """The demo did not show what it must show."""
+
+
+class Demo:
+    """The demo on one stack.
+
+    Args:
+        layout: Where the stack is.
+        backend: Its ports.
+        follower: Starts runs and shows their steps live.
+        console: Where progress goes.
+    """
+
+    def __init__(self, layout: LocalLayout, backend: "Backend", follower: Follower, console: Console) -> None:
+        self._layout = layout
+        self._backend = backend
+        self._follower = follower
+        self._console = console
+        self._spent: list[tuple[str, float]] = []
+
+    @property
+    def model_url(self) -> str:
+        """Address that an OpenAI client is given as its base URL, without `/v1`."""
+        return f"{self._layout.gateway_url}/{MODEL}"
+
+    def run(self) -> None:
+        """Show it all.
+
+        Raises:
+            DemoFailed: Something was not as it must be; what was found is in the text.
+        """
+        with self._timed("clear what an earlier demo left"):
+            self.reset()
+        with self._timed("make the model's three versions"):
+            folder = self.prepare()
+        with self._timed("register them in MLflow"):
+            self.register(folder)
+
+        promotions = [self.promote(1, wanted="promoted")]
+        answer = self.ask()
+        self._say(f"\n[bold]Q[/] {QUESTION}\n[bold]A[/] {answer}\n")
+
+        with SteadyClient(self.model_url, MODEL) as client:
+            promotions.append(self.promote(2, wanted="promoted"))
+            promotions.append(self.promote(3, wanted="rejected"))
+            with self._timed("see that nothing tries version 3 again"):
+                self.nothing_tries_again(3)
+        self.check(promotions, client.tally)
+        self.summary(promotions, client.tally)
+
+    def reset(self) -> None:
+        """Take the demo model's traffic, clusters, alias and memory down; keep artifacts and registered versions."""
+        self._backend.traffic.remove(MODEL)
+        for cluster in self._backend.clusters.list(MODEL):
+            self._backend.clusters.delete(cluster.name)
+        client = self._mlflow()
+        if not client.search_registered_models(f"name = '{MODEL}'"):
+            return
+        for alias in dict(client.get_registered_model(MODEL).aliases):
+            client.delete_registered_model_alias(MODEL, alias)
+        for version in client.search_model_versions(f"name = '{MODEL}'"):
+            for tag in [t for t in version.tags if t.startswith("headway.")]:
+                client.delete_model_version_tag(MODEL, version.version, tag)
+
+    def prepare(self) -> Path:
+        """Make the model's directories, in the cache that clones share; returns the folder with `v1`, `v2`, `v3`."""
+        folder = self._layout.cache / "demo-model"
+        self._program("quantize", "demo_model.py", str(folder))
+        return folder
+
+    def register(self, folder: Path) -> None:
+        """Register the versions that the registry does not have yet."""
+        for number, description in VERSIONS.items():
+            self._program(
+                "airflow", "register_model.py", MODEL, str(number), str(folder / f"v{number}"), description
+            )
+
+    def promote(self, version: int, *, wanted: str) -> Promotion:
+        """Set the alias as an ML engineer does, and follow the release that comes of it."""
+        self._say(f"\n[bold]{ALIAS} -> {MODEL} version {version}[/] ({VERSIONS[version]})")
+        started = monotonic()
+        self._mlflow().set_registered_model_alias(MODEL, ALIAS, str(version))
+        with self._timed(f"release of version {version}"):
+            self._follower.reconcile_now()
+            followed = self._follower.follow_next(MODEL, version)
+        state = self._state(version)
+        outcome = state.outcome if state else "unknown"
+        if outcome != wanted:
+            raise DemoFailed(
+                f"version {version} should be {wanted}, and it is {outcome}: {state.reason if state else 'nothing was recorded'}"
+            )
+        self._say(f"[bold]{outcome}[/]: {state.reason if state else ''}")
+        return Promotion(version, followed, wanted, monotonic() - started)
+
+    def ask(self) -> str:
+        """Ask one question through the gateway and return the answer."""
+        answer = requests.post(
+            f"{self.model_url}/v1/chat/completions",
+            json={"model": MODEL, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 32, "temperature": 0},
+            timeout=120,
+        )
+        if not answer.ok:
+            raise DemoFailed(f"the gateway answered {answer.status_code} to a chat request: {answer.text[:300]}")
+        return str(answer.json()["choices"][0]["message"]["content"]).strip()
+
+    def nothing_tries_again(self, version: int) -> None:
+        """Let reconcile look once more and see that it leaves the refused version alone."""
+        before = self._follower.releases_of(MODEL, version)
+        self._follower.reconcile_now()
+        after = self._follower.releases_of(MODEL, version)
+        if after != before:
+            raise DemoFailed(f"the refused version {version} was tried again: {sorted(after - before)}")
+
+    def check(self, promotions: list[Promotion], tally: Tally) -> None:
+        """See that the gateway is as the story says."""
+        route = self._backend.traffic.route(MODEL)
+        if route.stable is None or route.stable.version != 2 or route.candidate is not None:
+            raise DemoFailed(f"version 2 should have all the traffic, and the route is {route.to_json()}")
+        if tally.failures:
+            raise DemoFailed(
+                f"{len(tally.failures)} of {tally.answered + len(tally.failures)} requests of the client failed; "
+                f"the first: {tally.failures[0]}",
+                failures=tally.failures,
+            )
+        if len(tally.releases) < 2:
+            raise DemoFailed(f"the client should have seen both versions, and saw {dict(tally.releases)}")
+
+    def summary(self, promotions: list[Promotion], tally: Tally) -> None:
+        """Print the tables and where to look."""
+        for promotion in promotions:
+            table = Table(title=f"Release of {MODEL} version {promotion.version}: {promotion.wanted}", title_justify="left")
+            for column, justify in (("step", "left"), ("seconds", "right"), ("result", "left")):
+                table.add_column(column, justify="right" if justify == "right" else "left")
+            for step in promotion.followed.steps:
+                table.add_row(step.name, f"{step.seconds:.0f}", step.result)
+            table.add_row("all", f"{promotion.seconds:.0f}", promotion.wanted, style="bold")
+            self._console.print(table)
+        where = Table(title="Where the time went", title_justify="left")
+        where.add_column("part")
+        where.add_column("seconds", justify="right")
+        for name, seconds in self._spent:
+            where.add_row(name, f"{seconds:.0f}")
+        self._console.print(where)
+        answers = ", ".join(f"{count} by {release}" for release, count in tally.releases.items())
+        self._say(f"The client asked {tally.answered + len(tally.failures)} times: {len(tally.failures)} failures; {answers}.")
+        self._say("The paired benchmark used demo margins, chosen for two noisy CPU cores; they are no production margins.")
+        layout = self._layout
+        report = self._state(2)
+        self._say(
+            f"\n[bold]Where to look[/]\n"
+            f"  Airflow   {layout.airflow_url}  (user admin, password in {layout.airflow_passwords})\n"
+            f"  MLflow    {layout.mlflow_url}\n"
+            f"  report    {self._report_address(2)}\n"
+            f"            or: bin/headway report {MODEL}\n"
+            f"  gateway   curl {self.model_url}/v1/chat/completions -H 'content-type: application/json' "
+            f"""-d '{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "{QUESTION}"}}], "max_tokens": 32}}'\n"""
+            f"  status    bin/headway status\n"
+            f"  stop      make down"
+        )
+        if report is None:
+            raise DemoFailed("version 2 has no recorded state in MLflow")
+
+    def _program(self, environment: EnvironmentName, name: str, *arguments: str) -> None:
+        layout = self._layout
+        mlflow = {"MLFLOW_TRACKING_URI": layout.mlflow_url, "MLFLOW_S3_ENDPOINT_URL": layout.s3_url}
+        ended = subprocess.run(  # noqa: S603 - our own program in our own environment
+            [str(layout.python(environment)), str(layout.checkout / "local" / name), *arguments],
+            env=layout.child_env(environment, role="mlflow", extra=mlflow),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if ended.returncode:
+            raise DemoFailed(f"{name} ended with {ended.returncode}: {ended.stderr.strip()[-500:]}")
+
+    def _report_address(self, version: int) -> str:
+        return str(self._backend.registry.tags(MODEL, version).get(record.REPORT_TAG, "not recorded"))
+
+    def _state(self, version: int) -> record.VersionState | None:
+        states = record.read_state(self._backend.registry.tags(MODEL, version))
+        return max(states.values(), key=lambda s: s.at, default=None)
+
+    def _mlflow(self):  # type: ignore[no-untyped-def]  # noqa: ANN202 - importing mlflow at the top costs seconds
+        from mlflow import MlflowClient
+
+        return MlflowClient(self._layout.mlflow_url, self._layout.mlflow_url)
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        started = monotonic()
+        self._say(f"[dim]...[/] {what}")
+        yield
+        self._spent.append((what, monotonic() - started))
+        self._say(f"[green]ok[/]  {what} ({format_seconds(monotonic() - started)})")
+
+
+@contextmanager
+def only_one(layout: LocalLayout) -> Iterator[None]:
+    """Hold the demo's lock, so that a second demo on the same stack says so and stops.
+
+    Raises:
+        Conflict: Another demo holds it; names its process.
+    """
+    layout.run.mkdir(parents=True, exist_ok=True)
+    path = layout.run / "demo.lock"
+    with path.open("a+") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            handle.seek(0)
+            raise Conflict(
+                f"a demo is already running on this stack (process {handle.read().strip() or 'unknown'}); "
+                "wait for its end, or stop it with Ctrl-C there",
+            ) from error
+        handle.truncate(0)
+        handle.write(str(os.getpid()))
+        handle.flush()
+        yield
+
+
+def demo() -> None:
+    """Show headway's main job on a real model: three promotions, a client watching, on a stack that is left up."""
+    from headway.adapters.local import stack
+    from headway.settings import Settings
+    from headway.wiring import connect
+
+    settings = Settings.load()
+    layout = settings.layout()
+    console = Console(highlight=False, soft_wrap=True)
+    with only_one(layout):
+        stack.up(layout, lambda line: console.print(escape(line)))
+        backend = connect(settings)
+        Demo(layout, backend, Follower(backend, console), console).run()

@@ -1,0 +1,270 @@
+"""The bench program: `python -m headway.pods.bench job.json`.
+
+Asks the candidate (and stable, if there is one) about quality, then drives paired blocks until the judge can decide or
+the declared blocks are used up. It decides nothing itself: it stops when `headway.judge` says that further blocks could
+not change the verdict, and hands the records back.
+"""
+
+import asyncio
+import gc
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from pydantic import ValidationError
+
+from headway.domain.bench import BenchJob, BenchResult, BlockSummary, CanaryAnswer, RequestRecord, SideTarget
+from headway.domain.job import EXIT_DONE, EXIT_FAILED, EXIT_RETRY
+from headway.domain.release import Check, QualityFigures
+from headway.domain.value import digest
+from headway.errors import BackendError, BackendUnavailable, ConfigError, HeadwayError
+from headway.judge.quality import answers_check, served_check
+from headway.judge.verdict import Analysis, analyse, planned_blocks
+from headway.pods import bench_quality, bench_records
+from headway.pods.bench_live import LiveLoad
+from headway.pods.bench_load import Ask, Clock, make_session, run_block, schedule, send
+
+REACH_WAIT_S = 30.0
+"""How long stable may be unreachable at the start before the job gives up for now."""
+RESTART_GAP_S = 1.0
+Progress = Callable[[float, str], None]
+
+
+async def run(job: BenchJob, folder: Path, progress: Progress) -> BenchResult:
+    """Run the benchmark, from the start or from where an earlier try stopped.
+
+    Args:
+        job: What to do.
+        folder: Where the records are kept.
+        progress: Told how far it is, in percent, and what it does.
+
+    Raises:
+        BackendUnavailable: If stable or the gateway cannot be reached at all; try again.
+    """
+    path = folder / job.records_path
+    found = bench_records.reopen(path, digest(job))
+    records, summaries = list(found.records), list(found.summaries)
+    ends = [s.ended_s for s in summaries]
+    clock = Clock(max(ends) + RESTART_GAP_S if ends else 0.0)
+    seconds: dict[str, float] = {}
+    async with make_session() as session:
+        progress(1, "asking the fixed questions")
+        with _Timed(seconds, "quality"):
+            await _reach(session, job)
+            answers, served, why_missing = await _quality(session, job, progress)
+        checks = quality_checks(job, answers, served, why_missing)
+        analysis = analyse(records, summaries, job.canary, checks, paired=job.paired)
+        total = planned_blocks(job.canary, paired=job.paired)
+        live = LiveLoad(session, job, clock)
+        await live.read()
+        if not analysis.decided and len(summaries) < total:
+            progress(5, "warming up")
+            with _Timed(seconds, "warmup"):
+                await _warm_up(session, job, clock, live)
+        with _Timed(seconds, "blocks"):
+            while not analysis.decided and len(summaries) < total:
+                block = len(summaries)
+                progress(10 + 85 * block / total, _say(block, total, analysis))
+                got, summary = await _block(session, job, block, clock, live)
+                bench_records.append(path, got, summary)
+                records += got
+                summaries.append(summary)
+                analysis = analyse(records, summaries, job.canary, checks, paired=job.paired)
+    progress(96, analysis.verdict.sentence)
+    content = path.read_bytes()
+    return BenchResult(
+        release=job.release,
+        paired=job.paired,
+        blocks=tuple(summaries),
+        served=served,
+        answers=answers,
+        quality_error=why_missing,
+        records_path=str(path),
+        records_sha256=hashlib.sha256(content).hexdigest(),
+        seconds=seconds,
+    )
+
+
+def quality_checks(
+    job: BenchJob, answers: tuple[CanaryAnswer, ...], served: QualityFigures | None, why_missing: str
+) -> list[Check]:
+    """Return the checks that the judge gets beside the records."""
+    checks = [answers_check(answers)]
+    if job.reference is not None:
+        checks.append(served_check(served, job.reference, job.quality, why_missing=why_missing))
+    return checks
+
+
+async def _reach(session: aiohttp.ClientSession, job: BenchJob) -> None:
+    """Wait until stable (or else the candidate) answers at all; a dead candidate is for the blocks to show."""
+    target = job.target("stable") if job.paired else job.target("candidate")
+    until = time.monotonic() + REACH_WAIT_S
+    while True:
+        try:
+            async with asyncio.timeout(10):
+                async with session.get(f"{target.base_url}/v1/models", headers=target.headers) as response:
+                    if response.status < 500:
+                        return
+                    last = f"HTTP {response.status}"
+        except (aiohttp.ClientError, TimeoutError, OSError) as problem:
+            last = f"{type(problem).__name__}: {problem}"
+        if time.monotonic() > until:
+            raise BackendUnavailable(f"{target.side} at {target.base_url} did not answer in {REACH_WAIT_S:g} s: {last}")
+        await asyncio.sleep(1.0)
+
+
+async def _quality(
+    session: aiohttp.ClientSession, job: BenchJob, progress: Progress
+) -> tuple[tuple[CanaryAnswer, ...], QualityFigures | None, str]:
+    answers = await bench_quality.answers(session, job)
+    if job.reference is None or not answers_check(answers).passed:
+        return answers, None, "" if job.reference is None else "the fixed questions failed before"
+    progress(3, "measuring the served perplexity")
+    try:
+        return answers, await bench_quality.served_figures(session, job, job.target("candidate")), ""
+    except BackendError as error:
+        return answers, None, error.message
+
+
+async def _warm_up(session: aiohttp.ClientSession, job: BenchJob, clock: Clock, live: LiveLoad) -> None:
+    """Send greedy and sampled requests that nobody measures; failures show in the first block."""
+    asks = schedule(job, 0, phase="warmup")
+    if asks:
+        await run_block(session, job, 0, clock, asks=asks)
+        live.own += len(asks) if job.paired else 0
+
+
+async def _block(
+    session: aiohttp.ClientSession, job: BenchJob, block: int, clock: Clock, live: LiveLoad
+) -> tuple[list[RequestRecord], BlockSummary]:
+    rate_per_s = await live.read()
+    busy = await live.wait_for_headroom()
+    asks = schedule(job, block)
+    if busy:
+        now = clock.now()
+        return [], BlockSummary(
+            block=block, planned=len(asks), started_s=now, ended_s=now, lag_p99_ms=0, void=True, reason=busy
+        )
+    # A collection in the middle of a block would show as lag of whatever it interrupts.
+    gc.collect()
+    gc.disable()
+    sent_before = live.sent
+    driver = asyncio.create_task(live.drive(block))
+    try:
+        records, summary = await run_block(session, job, block, clock, asks=asks)
+    finally:
+        gc.enable()
+        driver.cancel()
+        await asyncio.gather(driver, return_exceptions=True)
+    live.own += len([r for r in records if r.side == "stable"])
+    update: dict[str, Any] = {"live_rate_per_s": round(rate_per_s, 3), "live_sent": live.sent - sent_before}
+    if summary.stopped and job.paired and summary.reason.startswith("candidate"):
+        update["stable_alive"] = await _alive(session, job, job.target("stable"), clock)
+        live.own += 1
+    return records, summary.model_copy(update=update)
+
+
+async def _alive(session: aiohttp.ClientSession, job: BenchJob, target: SideTarget, clock: Clock) -> bool:
+    """Ask one short question, to tell a dead candidate from a dead way to both."""
+    ask = Ask(0, 0.0, "Are you there?", False, 0)
+    timeout_s = min(30.0, job.canary.request_timeout_s)
+    start_s = clock.now()
+    record = await send(
+        session, target, ask, block=0, start_s=start_s, clock=clock, max_tokens=2, timeout_s=timeout_s
+    )
+    return record.error is None
+
+
+def _say(block: int, total: int, analysis: Analysis) -> str:
+    text = f"block {block + 1} of {total}"
+    last = analysis.ratios[-1] if analysis.ratios else {}
+    shown = [f"{name} x{last[name]:.2f}" for name in ("ttft_p50", "tpot_p50") if last.get(name)]
+    return f"{text}; last block, candidate over stable: {', '.join(shown)}" if shown else text
+
+
+class _Timed:
+    """Adds the seconds of a `with` block to a table."""
+
+    def __init__(self, seconds: dict[str, float], name: str) -> None:
+        self._seconds, self._name, self._start = seconds, name, time.monotonic()
+
+    def __enter__(self) -> None:
+        self._start = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        took = time.monotonic() - self._start
+        self._seconds[self._name] = round(self._seconds.get(self._name, 0.0) + took, 3)
+
+
+def upload(result: BenchResult, uri: str, environment: Mapping[str, str]) -> BenchResult:
+    """Put the records where the judge reads them.
+
+    Raises:
+        ConfigError: If there is an address but no store.
+        BackendUnavailable: If the store does not take them; the next try finds the records on the disk.
+    """
+    endpoint = environment.get("HEADWAY_S3_ENDPOINT")
+    if not uri:
+        return result
+    if not endpoint:
+        raise ConfigError(f"the records go to {uri}, but HEADWAY_S3_ENDPOINT is not set")
+    import boto3
+    from botocore.config import Config
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    started = time.monotonic()
+    try:
+        client = boto3.client(
+            "s3", endpoint_url=endpoint, config=Config(retries={"max_attempts": 5}, s3={"addressing_style": "path"})
+        )
+        client.put_object(Bucket=bucket, Key=key, Body=Path(result.records_path).read_bytes())
+    except (BotoCoreError, ClientError) as error:
+        raise BackendUnavailable(f"the store did not take the records at {uri}: {error}") from error
+    seconds = {**result.seconds, "upload": round(time.monotonic() - started, 3)}
+    return result.model_copy(update={"records_uri": uri, "seconds": seconds})
+
+
+def main(arguments: list[str]) -> int:
+    """Run the program in the current folder; return its exit code."""
+    folder = Path.cwd()
+    try:
+        job = _read_job(Path(arguments[0] if arguments else "job.json"))
+
+        def progress(percent: float, message: str) -> None:
+            print(f"{percent:5.1f} % {message}", flush=True)
+            _write(folder / "progress.json", {"progress_pct": round(percent, 1), "message": message})
+
+        result = upload(asyncio.run(run(job, folder, progress)), job.records_uri, os.environ)
+        _write(folder / "result.json", result.to_json())
+        progress(100, "done")
+    except HeadwayError as error:
+        print(f"error: {error.message}", file=sys.stderr, flush=True)
+        _write(folder / "result.json", {"error": error.message, "kind": type(error).__name__})
+        return EXIT_RETRY if error.retryable else EXIT_FAILED
+    return EXIT_DONE
+
+
+def _read_job(path: Path) -> BenchJob:
+    try:
+        return BenchJob.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cannot read the job {path}: {error.strerror}") from error
+    except ValidationError as error:
+        raise ConfigError(f"{path} is not a bench job: {error}") from error
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    fresh.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

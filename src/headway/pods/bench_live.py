@@ -1,0 +1,127 @@
+"""Equal load on both sides (design rule 13.4).
+
+Stable carries users, the candidate does not, so at equal test load an idle candidate would look faster than it is. The
+rate of stable's users is read from Envoy's counter of stable's cluster and added to the candidate as requests that are
+not measured. What their prompts are is not known; they look like the benchmark's own.
+"""
+
+import asyncio
+import json
+import random
+import re
+
+import aiohttp
+
+from headway.domain.bench import BenchJob
+from headway.errors import BackendUnavailable, NotFound
+from headway.pods.bench_load import Ask, Clock, make_prompt, send
+
+READ_TRIES = 3
+MAX_RATE_PER_S = 100.0
+"""What one generator process adds at most; above it blocks would be void for lag anyway."""
+
+
+class LiveLoad:
+    """Knows stable's live rate and puts the same on the candidate.
+
+    Args:
+        session: The client.
+        job: Says where Envoy's statistics are, and which cluster is stable's.
+        clock: The run's clock.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, job: BenchJob, clock: Clock) -> None:
+        self._session, self._job, self._clock = session, job, clock
+        self._seen: tuple[float, float] | None = None
+        self.own = 0
+        """Requests that this program itself sent to stable; they are in Envoy's counter too."""
+        self.rate_per_s = 0.0
+        self.sent = 0
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is a live side to be fair to."""
+        return bool(self._job.live_rate_url and self._job.live_cluster and self._job.paired)
+
+    async def read(self) -> float:
+        """Read the counter, and return stable's live requests per second since the last reading (0 the first time).
+
+        Raises:
+            BackendUnavailable: If Envoy does not answer.
+            NotFound: If it knows no such cluster.
+        """
+        if not self.enabled:
+            return 0.0
+        total, _ = await self._stats()
+        now = self._clock.now()
+        if self._seen is not None:
+            before, at = self._seen
+            # A counter that went back belongs to a restarted Envoy: keep the last rate.
+            if total >= before and now > at:
+                self.rate_per_s = min(max(0.0, total - before - self.own) / (now - at), MAX_RATE_PER_S)
+        self._seen, self.own = (total, now), 0
+        return self.rate_per_s
+
+    async def wait_for_headroom(self) -> str:
+        """Wait until stable has room for test load; return an empty string, or why it has none."""
+        limit = self._job.headroom_active
+        if not self.enabled or limit is None:
+            return ""
+        until = self._clock.now() + self._job.headroom_wait_s
+        while True:
+            _, active = await self._stats()
+            if active <= limit:
+                return ""
+            if self._clock.now() >= until:
+                return f"stable has {active:.0f} requests in flight, above its headroom of {limit}"
+            await asyncio.sleep(1.0)
+
+    async def drive(self, block: int) -> None:
+        """Send unmeasured requests to the candidate at the live rate, until cancelled."""
+        if self.rate_per_s <= 0:
+            return
+        rng = random.Random(f"{self._job.seed}/live/{block}")  # noqa: S311 - reproducible load, not a secret
+        target = self._job.target("candidate")
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await asyncio.sleep(rng.expovariate(self.rate_per_s))
+                ask = Ask(self.sent, 0.0, make_prompt(rng), False, rng.getrandbits(31))
+                self.sent += 1
+                group.create_task(
+                    send(
+                        self._session,
+                        target,
+                        ask,
+                        block=block,
+                        start_s=self._clock.now(),
+                        clock=self._clock,
+                        max_tokens=self._job.canary.max_tokens,
+                        timeout_s=self._job.canary.request_timeout_s,
+                    )
+                )
+
+    async def _stats(self) -> tuple[float, float]:
+        """Return all requests so far and those in flight, of stable's cluster."""
+        cluster = self._job.live_cluster or ""
+        query = {"format": "json", "filter": rf"^cluster\.{re.escape(cluster)}\.upstream_rq_(total|active)$"}
+        last = ""
+        for attempt in range(READ_TRIES):
+            try:
+                async with asyncio.timeout(5):
+                    async with self._session.get(str(self._job.live_rate_url), params=query) as response:
+                        if response.status != 200:
+                            raise aiohttp.ClientError(f"HTTP {response.status}")
+                        found = json.loads(await response.read())
+            except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as problem:
+                last = f"{type(problem).__name__}: {problem}"
+                await asyncio.sleep(attempt + 1.0)
+                continue
+            values = {s["name"].rsplit(".", 1)[-1]: float(s["value"]) for s in found.get("stats", ()) if "name" in s}
+            if "upstream_rq_total" not in values:
+                raise NotFound(
+                    f"the gateway's statistics have no cluster {cluster!r}, so stable's live load is unknown; "
+                    "check that the release's route names stable's cluster as the gateway does",
+                    cluster=cluster,
+                )
+            return values["upstream_rq_total"], values.get("upstream_rq_active", 0.0)
+        raise BackendUnavailable(f"the gateway's statistics at {self._job.live_rate_url} did not answer: {last}")

@@ -1,0 +1,198 @@
+"""Step 7: candidate and stable get the same requests, and the records decide.
+
+The bench program measures and stops early; the verdict is made here, from the records it left, by the same pure judge.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+
+from headway.domain.bench import BenchJob, BenchResult, Side, SideTarget
+from headway.domain.job import Job, JobStatus
+from headway.domain.release import Reference, ReleasePlan, ReleaseRef, Verdict
+from headway.domain.traffic import Route
+from headway.domain.value import digest, slug
+from headway.errors import BackendError, BackendUnavailable, ConfigError, Conflict, IntegrityError
+from headway.judge import records as record_rules
+from headway.judge.quality import answers_check, served_check
+from headway.judge.sequential import undecidable
+from headway.judge.verdict import judge
+from headway.ports import Checks, Jobs, WeightStore
+
+SUITE = "bench_records"
+SIDE_HEADER = "x-headway-cluster"
+"""The internal listener of the gateway sends a request with this header to the side it names (design rule 13.8)."""
+
+
+def job_name(ref: ReleaseRef) -> str:
+    """Name the benchmark of a release; releasing the same pair again measures again."""
+    return f"bench-{slug(ref.release)}"
+
+
+def begin(
+    plan: ReleasePlan,
+    ref: ReleaseRef,
+    route: Route,
+    jobs: Jobs,
+    weights: WeightStore,
+    reference: Reference | None,
+    *,
+    gateway_url: str,
+    stats_url: str | None = None,
+) -> JobStatus:
+    """Start the benchmark, or adopt the one of this release.
+
+    Args:
+        plan: The plan of the candidate.
+        ref: The release.
+        route: The model's route as it is now; says which sides there are.
+        jobs: Runs the bench program.
+        weights: Says where the records go.
+        reference: Figures and tokens of the candidate's source; none leaves out perplexity.
+        gateway_url: Base address of the gateway's internal listener.
+        stats_url: Envoy's `/stats`, to be fair to a stable side that carries users (design rule 13.4).
+
+    Raises:
+        ConfigError: The profile's margins could not be met by a flawless candidate with this many requests.
+        Conflict: The route does not name the plan's cluster: another release took over.
+    """
+    found = jobs.status(job_name(ref))
+    if found.phase in ("running", "succeeded"):
+        return found
+    job = make_job(plan, ref, route, reference, weights=weights, gateway_url=gateway_url, stats_url=stats_url)
+    hopeless = undecidable(plan.profile.canary) if job.paired else []
+    if hopeless:
+        raise ConfigError(f"the canary of profile {plan.model} could never promote: {'; '.join(hopeless)}", reasons=hopeless)
+    return jobs.submit(
+        Job(
+            name=job_name(ref),
+            program="bench",
+            environment="airflow",
+            payload=job.to_json(),
+            deadline_s=plan.profile.deadlines.canary_s,
+        )
+    )
+
+
+def make_job(
+    plan: ReleasePlan,
+    ref: ReleaseRef,
+    route: Route,
+    reference: Reference | None,
+    *,
+    weights: WeightStore,
+    gateway_url: str,
+    stats_url: str | None = None,
+) -> BenchJob:
+    """Return what the bench program is asked to do; see `begin`."""
+    sides = _sides(plan, route)
+    stable = route.stable if "stable" in sides else None
+    return BenchJob(
+        release=ref.release,
+        targets=tuple(
+            SideTarget(
+                side=side,
+                base_url=f"{gateway_url.rstrip('/')}/{plan.model}",
+                headers={SIDE_HEADER: header},
+                served_model=plan.model,
+                release=release,
+            )
+            for side, (header, release) in sides.items()
+        ),
+        canary=plan.profile.canary,
+        seed=int(digest([plan.cluster_digest, ref.release])[:8], 16),
+        quality=plan.profile.quality,
+        reference=reference.figures if reference else None,
+        reference_token_ids=reference.token_ids if reference else (),
+        live_rate_url=stats_url if stable else None,
+        live_cluster=stable.cluster if stable else None,
+        headroom_active=plan.profile.replicas.min * plan.profile.replicas.target_ongoing,
+        records_uri=_records_uri(weights, ref),
+    )
+
+
+def finish(
+    plan: ReleasePlan,
+    ref: ReleaseRef,
+    jobs: Jobs,
+    weights: WeightStore,
+    reference: Reference | None,
+    checks: Checks | None = None,
+) -> Verdict:
+    """Judge the records of the ended benchmark.
+
+    Args:
+        plan: The plan of the candidate.
+        ref: The release.
+        jobs: Where the benchmark ran.
+        weights: Where its records are.
+        reference: The one that `begin` was given.
+        checks: Checks the table of records before anything is computed from it.
+
+    Raises:
+        BackendUnavailable: The benchmark did not end well for a reason that may pass.
+        BackendError: It failed for good; that says nothing about the candidate.
+        IntegrityError: The records are not those that the benchmark wrote.
+    """
+    result = _result(jobs.status(job_name(ref)), ref)
+    content = weights.read(result.records_uri)
+    found = hashlib.sha256(content).hexdigest()
+    if found != result.records_sha256:
+        raise IntegrityError(
+            f"the records at {result.records_uri} have digest {found[:12]}, the benchmark wrote "
+            f"{result.records_sha256[:12]}; somebody changed them: run the release again",
+            uri=result.records_uri,
+        )
+    verdict = decide(plan, result, content, reference, checks)
+    return verdict.model_copy(update={"records_uri": result.records_uri, "records_sha256": found})
+
+
+def decide(
+    plan: ReleasePlan, result: BenchResult, content: bytes, reference: Reference | None, checks: Checks | None = None
+) -> Verdict:
+    """Return the verdict on records; the same records give the same verdict, byte for byte."""
+    run = record_rules.parse(content)
+    broken: Sequence[str] = checks.check(SUITE, record_rules.rows(run.records)) if checks and run.records else ()
+    quality = [answers_check(result.answers)]
+    if reference is not None:
+        limits = plan.profile.quality
+        quality.append(served_check(result.served, reference.figures, limits, why_missing=result.quality_error))
+    return judge(run.records, run.summaries, plan.profile.canary, quality, paired=result.paired, faults=broken)
+
+
+def _sides(plan: ReleasePlan, route: Route) -> dict[Side, tuple[str, str]]:
+    """Return for each side the header that reaches it and the release that answers there."""
+    if route.candidate is not None and route.candidate.cluster == plan.cluster.name:
+        candidate = ("candidate", route.candidate.release)
+        if route.stable is None:
+            return {"candidate": candidate}
+        return {"stable": ("stable", route.stable.release), "candidate": candidate}
+    if route.stable is not None and route.stable.cluster == plan.cluster.name:
+        # Released again while it serves already: there is nothing to compare it with but its limits.
+        return {"candidate": ("stable", route.stable.release)}
+    there = route.candidate.cluster if route.candidate else "none"
+    raise Conflict(f"the candidate of {plan.model} should be {plan.cluster.name}, found {there}; another release took over")
+
+
+def _records_uri(weights: WeightStore, ref: ReleaseRef) -> str:
+    bucket = weights.artifact_uri("0").removeprefix("s3://").partition("/")[0]
+    return f"s3://{bucket}/bench/{ref.release}/records.jsonl"
+
+
+def _result(status: JobStatus, ref: ReleaseRef) -> BenchResult:
+    if status.phase in ("absent", "running", "retryable"):
+        raise BackendUnavailable(f"the benchmark {status.name} is {status.phase}: {status.reason or 'no reason given'}")
+    if status.phase == "failed" or status.result is None:
+        raise BackendError(
+            f"the benchmark {status.name} failed, which says nothing about the candidate: "
+            f"{status.reason or 'no reason given'}; read its log, then release again",
+            job=status.name,
+        )
+    try:
+        result = BenchResult.model_validate(status.result)
+    except ValidationError as error:
+        raise IntegrityError(f"the benchmark {status.name} left a result that cannot be read: {error}") from error
+    if result.release != ref.release:
+        raise IntegrityError(f"the benchmark {status.name} is of release {result.release}, expected {ref.release}")
+    return result

@@ -1,0 +1,69 @@
+"""What the ledger knows of one release: the records that its steps left, whoever asks and whenever."""
+
+from typing import NamedTuple
+
+from headway.domain.model import Selection
+from headway.domain.release import ReleasePlan, ReleaseRef, StepRecord, Verdict, record_key
+from headway.domain.value import slug
+from headway.errors import NotFound
+from headway.ports import Ledger, WeightStore
+
+STEPS = ("select", "validate", "plan", "quantize", "stage", "rollout", "canary", "approve", "shift")
+"""The steps whose records tell how a release went, in their order."""
+
+DONE = "done"
+
+
+class Story(NamedTuple):
+    """One release, as far as it came."""
+
+    ref: ReleaseRef | None
+    """None if it selected nothing."""
+    plan: ReleasePlan | None
+    steps: tuple[StepRecord, ...]
+    """Of a step that ended well its record, of one that did not its last error; steps that were not reached are missing."""
+    verdict: Verdict | None
+
+
+def error_key(model: str, release: str, step: str, try_number: int) -> str:
+    """Return the ledger key of what went wrong in one try of a step. Sorts by try."""
+    return record_key(slug(model), release, f"{step}.error-{try_number:03d}")
+
+
+def story(ledger: Ledger, model: str, release: str) -> Story:
+    """Read all records of a release."""
+    prefix = record_key(slug(model), release, "").removesuffix(".json")
+    names = [key.removeprefix(prefix).removesuffix(".json") for key in ledger.list(prefix)]
+    kept: dict[str, StepRecord] = {}
+    for step in STEPS:
+        errors = sorted(name for name in names if name.startswith(f"{step}.error-"))
+        name = step if step in names else errors[-1] if errors else None
+        record = ledger.read(record_key(slug(model), release, name)) if name else None
+        if record:
+            kept[step] = StepRecord.model_validate(record)
+
+    def done(step: str) -> StepRecord | None:
+        return kept[step] if step in kept and kept[step].outcome == DONE else None
+
+    selected, planned, judged = done("select"), done("plan"), done("canary")
+    ref = None
+    if selected:
+        selection = Selection.model_validate(selected.detail)
+        version, source = selection.model.version, selection.source_digest
+        ref = ReleaseRef(release=release, model=model, version=version, source_digest=source)
+    return Story(
+        ref=ref,
+        plan=ReleasePlan.model_validate(planned.detail) if planned else None,
+        steps=tuple(kept.values()),
+        verdict=Verdict.model_validate(judged.detail) if judged else None,
+    )
+
+
+def bench_records(verdict: Verdict | None, weights: WeightStore) -> bytes | None:
+    """Return the benchmark's records file, none if there was no benchmark or the file is gone."""
+    if verdict is None or not verdict.records_uri:
+        return None
+    try:
+        return weights.read(verdict.records_uri)
+    except NotFound:
+        return None

@@ -1,0 +1,60 @@
+"""The demo is the end-to-end test: it runs once, and the tests look at the world it leaves."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from headway.adapters.local.layout import LocalLayout
+from headway.settings import Settings
+from headway.wiring import Backend, connect
+
+CHECKOUT = Path(__file__).parents[2]
+DEMO_S = 25 * 60
+"""Longest demo that a user is promised, with environments built before."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The stack that the demo left up."""
+
+    layout: LocalLayout
+    backend: Backend
+    demo_output: str
+
+    def headway(self, *arguments: str, timeout_s: float = 120) -> "subprocess.CompletedProcess[str]":
+        """Run the command line as a user does."""
+        return subprocess.run(
+            [str(CHECKOUT / "bin" / "headway"), *arguments],
+            cwd=CHECKOUT,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+
+
+@pytest.fixture(scope="session")
+def stack() -> Iterator[Stack]:
+    """Run the demo, and take the stack down in the end."""
+    log = CHECKOUT / ".headway" / "logs" / "demo.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w+") as output:
+        ended = subprocess.run(
+            [str(CHECKOUT / "bin" / "headway"), "demo"],
+            cwd=CHECKOUT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=DEMO_S,
+            env={**os.environ, "COLUMNS": "160"},
+            check=False,
+        )
+    text = log.read_text()
+    print(text)
+    assert ended.returncode == 0, f"the demo ended with {ended.returncode}:\n{text[-4000:]}"
+    settings = Settings()
+    yield Stack(settings.layout(), connect(settings), text)
+    subprocess.run([str(CHECKOUT / "bin" / "headway"), "down"], cwd=CHECKOUT, timeout=300, check=True)

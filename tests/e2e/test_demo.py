@@ -1,0 +1,199 @@
+"""After the demo: the gateway, the registry and the ledger say what the story said. Then somebody pulls cables.
+
+The tests run in the order of the file: each leaves the stack as the next one expects it.
+"""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from time import monotonic, sleep
+
+import psutil
+import pytest
+import requests
+
+from headway.adapters.local.processes import strays
+from headway.cli.demo import MODEL, QUESTION
+from headway.cli.steady import SteadyClient
+from headway.domain.release import record_key
+from headway.domain.value import slug
+from headway.release import record
+from tests.e2e.conftest import CHECKOUT, Stack
+
+CLIENT_PERIOD_S = 0.5
+
+
+def wait_until(condition: Callable[[], bool], *, within_s: float, what: str) -> None:
+    """Look every second until the condition holds."""
+    end = monotonic() + within_s
+    while not condition():
+        assert monotonic() < end, f"waited {within_s} s for {what}"
+        sleep(1)
+
+
+def last_state(stack: Stack, version: int) -> record.VersionState:
+    """Return what a version remembers of its last release."""
+    states = record.read_state(stack.backend.registry.tags(MODEL, version))
+    return max(states.values(), key=lambda state: state.at)
+
+
+def test_the_gateway_gives_a_real_answer_of_version_2(stack: Stack) -> None:
+    """The address that the demo prints works, and the answer names the release."""
+    answer = requests.post(
+        f"{stack.layout.gateway_url}/{MODEL}/v1/chat/completions",
+        json={"model": MODEL, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 32, "temperature": 0},
+        timeout=120,
+    )
+
+    assert answer.status_code == 200
+    assert "Paris" in answer.json()["choices"][0]["message"]["content"]
+    assert answer.headers["x-headway-release"] == last_state(stack, 2).release
+
+
+def test_an_unknown_model_is_told_so(stack: Stack) -> None:
+    """Nobody has to guess why the gateway says 503."""
+    answer = requests.get(f"{stack.layout.gateway_url}/nobody/v1/models", timeout=10)
+
+    assert answer.status_code == 503
+    assert answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("version", "outcome"), [(1, "promoted"), (2, "promoted"), (3, "rejected")])
+def test_registry_and_ledger_agree_on_how_each_release_ended(stack: Stack, version: int, outcome: str) -> None:
+    """A person finds the same story in MLflow and in S3."""
+    state = last_state(stack, version)
+    written = stack.backend.ledger.read(record_key(slug(MODEL), state.release, "release"))
+
+    assert written is not None
+    assert (state.outcome, written["outcome"], written["version"]) == (outcome, outcome, version)
+    assert written["reason"] == state.reason
+
+
+def test_the_damaged_version_was_refused_before_any_cluster_started(stack: Stack) -> None:
+    """The quality gate saves a rollout: there is no record of one, and the reason is one that a person understands."""
+    state = last_state(stack, 3)
+
+    assert "perplexity" in state.reason
+    assert stack.backend.ledger.read(record_key(slug(MODEL), state.release, "rollout")) is None
+
+
+def test_the_second_release_was_decided_by_a_paired_benchmark(stack: Stack) -> None:
+    """The verdict names effects of candidate against stable, with intervals, from request records that were kept."""
+    kept = stack.backend.ledger.read(record_key(slug(MODEL), last_state(stack, 2).release, "canary"))
+
+    assert kept is not None
+    verdict = kept["detail"].get("verdict", kept["detail"])
+    assert verdict["decision"] == "PROMOTE"
+    assert {"ttft_p50", "tpot_p50"} <= {effect["metric"] for effect in verdict["effects"]}
+    assert all(effect["stable"] is not None for effect in verdict["effects"] if effect["metric"].endswith("p50"))
+
+
+def test_the_report_is_one_self_contained_page(stack: Stack) -> None:
+    """`headway report` gives a file that opens anywhere."""
+    ended = stack.headway("report", MODEL)
+
+    assert ended.returncode == 0, ended.stderr
+    pages = list((CHECKOUT / ".headway").rglob("*.html"))
+    assert pages, ended.stdout
+    text = max(pages, key=lambda page: page.stat().st_mtime).read_text()
+    assert "<html" in text
+    assert 'src="http' not in text
+    assert 'href="http' not in text.replace('href="http://127.0.0.1', "")
+
+
+def test_rollback_takes_seconds_and_costs_no_request(stack: Stack) -> None:
+    """The warm previous cluster answers at once, without Airflow in the way, and back again."""
+    before = stack.backend.traffic.route(MODEL)
+    assert before.stable is not None
+    assert before.previous is not None, "the demo should leave version 1 warm"
+
+    with SteadyClient(f"{stack.layout.gateway_url}/{MODEL}", MODEL, period_s=CLIENT_PERIOD_S) as client:
+        started = monotonic()
+        first = stack.headway("rollback", MODEL, "--direct")
+        took_s = monotonic() - started
+        serving = stack.backend.traffic.route(MODEL).stable
+        second = stack.headway("rollback", MODEL, "--direct")
+
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert serving is not None
+    assert serving.version == 1
+    assert took_s < 10
+    assert client.tally.failures == []
+    assert client.tally.answered > 0
+    again = stack.backend.traffic.route(MODEL).stable
+    assert again is not None
+    assert again.version == 2
+
+
+def test_a_candidate_that_dies_in_the_canary_is_rolled_back_and_no_client_notices(stack: Stack) -> None:
+    """Killing the candidate's Ray head costs stable's users nothing, and the release ends right by itself."""
+    with SteadyClient(f"{stack.layout.gateway_url}/{MODEL}", MODEL, period_s=CLIENT_PERIOD_S) as client:
+        release = subprocess.Popen(
+            [str(CHECKOUT / "bin" / "headway"), "release", MODEL, "--version", "1", "--wait"],
+            cwd=CHECKOUT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        candidate = _candidate_under_test(stack, release)
+        killed = _kill_ray_head(stack, candidate)
+        output, _ = release.communicate(timeout=900)
+
+    assert killed > 0
+    assert release.returncode != 0, output
+    assert last_state(stack, 1).outcome == "rolled_back", output
+    route = stack.backend.traffic.route(MODEL)
+    assert route.candidate is None
+    assert route.stable is not None
+    assert route.stable.version == 2
+    assert client.tally.failures == []
+    assert client.tally.answered > 0
+    assert stack.backend.clusters.status(candidate).phase == "absent"
+    assert strays({"HEADWAY_STACK": stack.layout.stack_mark, "HEADWAY_CLUSTER": candidate}) == []
+
+
+def test_down_leaves_no_process(stack: Stack) -> None:
+    """Not one of ours survives, vLLM's engines included, and nobody else's is touched."""
+    bystander = subprocess.Popen(["sleep", "300"])
+    try:
+        ended = stack.headway("down", timeout_s=300)
+
+        assert ended.returncode == 0, ended.stderr
+        assert strays({"HEADWAY_STACK": stack.layout.stack_mark}) == []
+        assert bystander.poll() is None
+    finally:
+        bystander.terminate()
+        bystander.wait()
+
+
+def _candidate_under_test(stack: Stack, release: "subprocess.Popen[str]") -> str:
+    """Wait until requests of the paired benchmark reach the candidate, and return its cluster."""
+
+    def benchmarked() -> bool:
+        assert release.poll() is None, "the release ended before its canary began: " + (release.communicate()[0] or "")
+        return any(stack.layout.jobs.glob("*/records.jsonl")) and _side_has_records(stack)
+
+    known = {path: path.stat().st_size for path in stack.layout.jobs.glob("*/records.jsonl")}
+
+    def _side_has_records(stack: Stack) -> bool:
+        return any(path.stat().st_size > known.get(path, 0) for path in stack.layout.jobs.glob("*/records.jsonl"))
+
+    wait_until(benchmarked, within_s=600, what="the canary's first block")
+    route = stack.backend.traffic.route(MODEL)
+    assert route.candidate is not None
+    return route.candidate.cluster
+
+
+def _kill_ray_head(stack: Stack, cluster: str) -> int:
+    """Kill -9 the Ray head of a cluster: GCS, raylet and what started them; return how many processes that were."""
+    killed = 0
+    for pid in strays({"HEADWAY_STACK": stack.layout.stack_mark, "HEADWAY_CLUSTER": cluster}):
+        try:
+            line = " ".join(psutil.Process(pid).cmdline())
+        except psutil.NoSuchProcess:
+            continue
+        if "gcs_server" in line or "raylet" in line or "ray start" in line:
+            os.kill(pid, signal.SIGKILL)
+            killed += 1
+    return killed
