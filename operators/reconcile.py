@@ -6,6 +6,7 @@ from airflow.sdk import BaseOperator, Context
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.timezone import utcnow
 
+from headway.domain.model import ModelVersion
 from headway.domain.profile import Profile
 from headway.domain.value import slug
 from headway.errors import (
@@ -17,7 +18,7 @@ from headway.errors import (
     NotFound,
     PlanInfeasible,
 )
-from headway.release import plan, reconcile, select, validate
+from headway.release import plan, recall, reconcile, select, validate
 from operators.errors import translated
 from operators.hook import HeadwayHook
 from operators.lease import holder_of
@@ -102,27 +103,35 @@ def desired(backend: "Backend", profile: Profile) -> reconcile.Desired | None:
         version = backend.registry.resolve(profile.model, alias=profile.alias)
     except NotFound:
         return None
-    chosen = select.run(profile.model, backend.registry, backend.weights, version=version.version)
-    try:
-        checked = validate.run(chosen, backend.weights)
-        made = plan.make(
-            profile, chosen, checked, serving_image=backend.serving_image(profile), model_root=backend.model_root
-        )
-        digest = made.cluster_digest
-    except (ModelRejected, PlanInfeasible, ConfigError, IntegrityError):
-        # A release says why, once: the outcome is remembered under the source.
-        digest = f"source:{chosen.source_digest}"
     releases = _releases(backend, profile.model)
     stable = backend.traffic.route(profile.model).stable
     alias = backend.ledger.read(f"releases/{slug(profile.model)}/{stable.release}/{ALIAS_RECORD}.json") if stable else None
     return reconcile.Desired(
         model=profile.model,
         version=version.version,
-        cluster_digest=digest,
+        cluster_digest=_cluster_digest(backend, profile, version),
         releases=len(releases),
         tags=dict(backend.registry.tags(profile.model, version.version)),
         alias_at_release=alias["version"] if alias else None,
     )
+
+
+def _cluster_digest(backend: "Backend", profile: Profile, version: ModelVersion) -> str:
+    """Return the digest of the plan that a release would make now.
+
+    What would be refused is named by its source: it is released once all the same, so that somebody says why, and
+    the outcome is remembered under that name.
+    """
+    refused = f"source:{recall.refused_ref('', version).source_digest}"
+    try:
+        chosen = select.run(profile.model, backend.registry, backend.weights, version=version.version)
+        refused = f"source:{chosen.source_digest}"
+        checked = validate.run(chosen, backend.weights)
+        image = backend.serving_image(profile)
+        made = plan.make(profile, chosen, checked, serving_image=image, model_root=backend.model_root)
+    except (ModelRejected, PlanInfeasible, ConfigError, IntegrityError):
+        return refused
+    return made.cluster_digest
 
 
 def _releases(backend: "Backend", model: str) -> set[str]:

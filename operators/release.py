@@ -8,7 +8,8 @@ from airflow.sdk.timezone import utcnow
 from airflow.triggers.base import BaseTrigger
 
 from headway.domain.model import Selection
-from headway.domain.release import Reference, ReleasePlan
+from headway.domain.release import Reference, ReleasePlan, record_key
+from headway.domain.value import slug
 from headway.errors import CanaryFailed, IntegrityError
 from headway.release import canary, plan, quantize, rollout, shift, stage, validate
 from operators.approve import ApproveOperator
@@ -107,6 +108,23 @@ class JobOperator(WaitingOperator):
         return JobTrigger(name=subject, **common)
 
 
+def own_reference(release: OpenRelease) -> Reference | None:
+    """Return the figures of the release's own source, which the step quantize made sure of."""
+    return quantize.reference(release.plan.selection.source_digest, release.backend.weights)
+
+
+def stable_reference(release: OpenRelease) -> Reference | None:
+    """Return the figures of the source of what serves now, none if nothing does or they were never made."""
+    stable = release.backend.traffic.route(release.model).stable
+    if stable is None:
+        return None
+    record = release.backend.ledger.read(record_key(slug(release.model), stable.release, "select"))
+    if record is None:
+        return None
+    source = Selection.model_validate(record["detail"]).source_digest
+    return quantize.reference(source, release.backend.weights)
+
+
 class QuantizeOperator(JobOperator):
     """Makes the artifact, or finds it, and puts its quality to the gate."""
 
@@ -115,11 +133,13 @@ class QuantizeOperator(JobOperator):
 
     def begin(self, release: OpenRelease) -> str:
         """Start the job, or adopt it."""
-        return quantize.begin(release.plan, release.backend.jobs, release.backend.weights).name
+        stable = stable_reference(release)
+        return quantize.begin(release.plan, release.backend.jobs, release.backend.weights, stable).name
 
     def finish(self, release: OpenRelease, subject: str) -> None:
         """Check the artifact and its quality."""
-        release.keep(quantize.finish(release.plan, release.backend.jobs, release.backend.weights, None))
+        stable = stable_reference(release)
+        release.keep(quantize.finish(release.plan, release.backend.jobs, release.backend.weights, stable))
 
 
 class StageOperator(JobOperator):
@@ -189,7 +209,7 @@ class CanaryOperator(JobOperator):
             backend.traffic.route(release.model),
             backend.jobs,
             backend.weights,
-            self._reference(release),
+            reference=own_reference(release),
             gateway_url=backend.gateway_url,
             stats_url=backend.stats_url,
         ).name
@@ -199,15 +219,17 @@ class CanaryOperator(JobOperator):
         backend = release.backend
         verdict = release.keep(
             canary.finish(
-                release.plan, release.sure_ref, backend.jobs, backend.weights, self._reference(release), backend.checks
+                release.plan,
+                release.sure_ref,
+                backend.jobs,
+                backend.weights,
+                reference=own_reference(release),
+                checks=backend.checks,
             )
         )
         self.log.info("%s: %s", verdict.decision, verdict.sentence)
         if verdict.decision == "ROLLBACK":
             raise CanaryFailed(verdict.sentence, verdict=verdict.to_json())
-
-    def _reference(self, release: OpenRelease) -> Reference | None:
-        return None
 
 
 class ShiftOperator(WaitingOperator):

@@ -9,8 +9,8 @@ from airflow.triggers.base import BaseTrigger
 from headway.domain.model import Selection
 from headway.domain.release import ReleaseRef
 from headway.domain.value import slug
-from headway.errors import ConfigError, Conflict, NotFound, Refused
-from headway.release import select
+from headway.errors import ConfigError, Conflict, ModelRejected, NotFound, Refused
+from headway.release import recall, select
 from operators.base import OpenRelease, WaitingOperator
 from operators.lease import TTL_S, holder_of
 from operators.links import ModelLink
@@ -61,17 +61,10 @@ class SelectOperator(WaitingOperator):
         """Freeze the version, or find the one that an earlier try froze."""
         alias, version = _asked(self.alias, self.version)
         profile = release.backend.profile(release.model)
+        self._keep_alias(release, profile.alias)
         selection = release.recall("select", Selection)
         if selection is None:
-            chosen = select.run(
-                release.model,
-                release.backend.registry,
-                release.backend.weights,
-                alias=None if version else alias or profile.alias,
-                version=version,
-            )
-            selection = release.keep(chosen)
-        self._keep_alias(release, profile.alias)
+            selection = release.keep(_select(release, None if version else alias or profile.alias, version))
         ref = ReleaseRef(
             release=release.release,
             model=release.model,
@@ -103,6 +96,17 @@ class SelectOperator(WaitingOperator):
         except NotFound:
             named = None
         release.backend.ledger.append(release.key(ALIAS_RECORD), {"alias": alias, "version": named})
+
+
+def _select(release: OpenRelease, alias: str | None, version: int | None) -> Selection:
+    backend = release.backend
+    try:
+        return select.run(release.model, backend.registry, backend.weights, alias=alias, version=version)
+    except ModelRejected:
+        # It has no source digest to be remembered by, and must be remembered all the same.
+        refused = backend.registry.resolve(release.model, alias=alias, version=version)
+        backend.ledger.append(release.key(recall.REFUSED), recall.refused_ref(release.release, refused).to_json())
+        raise
 
 
 def _asked(alias: Any, version: Any) -> tuple[str | None, int | None]:

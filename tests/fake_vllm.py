@@ -1,6 +1,6 @@
-"""A server that answers like vLLM's, with latencies that are set instead of computed, and every way of failing.
+"""A server that answers like vLLM's, with set latencies, and ways of failing.
 
-As a program: `python -m tests.fake_vllm --port 8000 --ttft-ms 40 --itl-ms 4`. In a test: `with FakeVllm(...) as server`.
+As a program: `python -m tests.fake_vllm --port 8000 --ttft-ms 40 --itl-ms 4`. In a test: `with FakeVllm() as server`.
 """
 
 import argparse
@@ -11,14 +11,15 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from aiohttp import web
 
 MODES = (
-    "ok", "silent", "hang", "http_500", "http_503", "http_429", "sse_error", "role_only", "reasoning", "empty", "reset", "cut",
-    "wrong_model", "no_usage", "not_json", "no_logprobs",
-)  # fmt: skip
+    *("ok", "silent", "hang", "http_500", "http_503", "http_429", "sse_error", "role_only", "reasoning", "empty"),
+    *("reset", "cut", "wrong_model", "no_usage", "not_json", "no_logprobs"),
+)
 
 
 @dataclass
@@ -48,12 +49,13 @@ class FakeVllm:
         bodies: The completion requests, in order.
     """
 
-    def __init__(self, *, port: int = 0, seed: int = 0, **behaviour: Any) -> None:
+    def __init__(self, *, port: int = 0, seed: int = 0, port_file: Path | None = None, **behaviour: Any) -> None:
         self.behaviour = Behaviour(**behaviour)
         self.seen: Counter[str] = Counter()
         self.bodies: list[dict[str, Any]] = []
         self.port = port
-        self._random = random.Random(seed)
+        self._port_file = port_file
+        self._random = random.Random(seed)  # noqa: S311 - reproducible latencies
         self._streams = 0
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -89,6 +91,10 @@ class FakeVllm:
         site = web.TCPSite(runner, "127.0.0.1", self.port)
         await site.start()
         self.port = runner.addresses[0][1]
+        if self._port_file:
+            fresh = self._port_file.with_suffix(".new")
+            fresh.write_text(str(self.port))
+            fresh.replace(self._port_file)
         self._ready.set()
         await self._stop.wait()
         await runner.cleanup()
@@ -111,9 +117,10 @@ class FakeVllm:
     async def _chat(self, request: web.Request) -> web.Response:
         self.seen["/v1/chat/completions"] += 1
         b = self.behaviour
-        if b.mode.startswith("http_") and not b.mode_after:
-            return self._refusal(int(b.mode[5:]))
-        message = {"role": "assistant", "content": "" if b.mode == "empty" else b.answer}
+        mode = "ok" if b.mode_after else b.mode
+        if mode.startswith("http_"):
+            return self._refusal(int(mode[5:]))
+        message = {"role": "assistant", "content": "" if mode == "empty" else b.answer}
         return self._json({"model": b.model, "choices": [{"message": message, "finish_reason": b.finish_reason}]})
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
@@ -146,25 +153,15 @@ class FakeVllm:
         if mode == "role_only":
             await say(choices=[{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
         await _until(due)
+        word = "" if mode == "empty" else "word "
+        text: dict[str, Any] = {"delta": {"reasoning_content": word}} if mode == "reasoning" else {"text": word}
         for number in range(int(body["max_tokens"])):
             if number:
                 due += self._draw(b.itl_ms)
                 await _until(due)
-            if mode == "sse_error" and number == 1:
-                await say(error={"message": "EngineDeadError", "type": "internal", "code": 500})
+            if number == 1 and await _break_off(request, response, mode):
                 return response
-            if mode == "reset" and number == 1:
-                assert request.transport is not None
-                request.transport.abort()
-                return response
-            if mode == "cut" and number == 1:
-                return response
-            if mode == "not_json" and number == 1:
-                await response.write(b"data: {oops\n\n")
-            if mode == "reasoning":
-                await say(choices=[{"delta": {"reasoning_content": "hm "}, "finish_reason": None}])
-            else:
-                await say(choices=[{"text": "" if mode == "empty" else "word ", "finish_reason": None}])
+            await say(choices=[{**text, "finish_reason": None}])
         await say(choices=[{"text": "", "finish_reason": "length"}])
         if mode != "no_usage":
             await say(choices=[], usage={"prompt_tokens": 9, "completion_tokens": int(body["max_tokens"])})
@@ -176,8 +173,7 @@ class FakeVllm:
         b = self.behaviour
         choice: dict[str, Any] = {"text": b.answer, "finish_reason": b.finish_reason}
         if body.get("prompt_logprobs") is not None and b.mode != "no_logprobs":
-            first, *rest = body["prompt"]
-            scored = [{str(token): {"logprob": -b.nll_per_token, "rank": 1}} for token in rest]
+            scored = [{str(token): {"logprob": -b.nll_per_token, "rank": 1}} for token in body["prompt"][1:]]
             choice["prompt_logprobs"] = [None, *scored]
         return self._json({"model": b.model, "choices": [choice]})
 
@@ -192,6 +188,19 @@ class FakeVllm:
         return mean_ms / 1e3 * (self._random.lognormvariate(-sigma * sigma / 2, sigma) if sigma else 1.0)
 
 
+async def _break_off(request: web.Request, response: web.StreamResponse, mode: str) -> bool:
+    """Fail after the first text, as the mode says; return whether the stream is over."""
+    if mode == "sse_error":
+        error = {"message": "EngineDeadError", "type": "internal", "code": 500}
+        await response.write(f"data: {json.dumps({'error': error})}\n\n".encode())
+    elif mode == "not_json":
+        await response.write(b"data: {oops\n\n")
+    elif mode == "reset":
+        assert request.transport is not None
+        request.transport.abort()
+    return mode in ("sse_error", "not_json", "reset", "cut")
+
+
 async def _until(due: float) -> None:
     await asyncio.sleep(max(0.0, due - time.perf_counter()))
 
@@ -199,7 +208,8 @@ async def _until(due: float) -> None:
 def main() -> None:
     """Serve until interrupted."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--port-file", type=Path, help="written with the port once the server answers")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", default="m")
     parser.add_argument("--release", default="r1")
@@ -208,7 +218,7 @@ def main() -> None:
     parser.add_argument("--sigma", type=float, default=0)
     parser.add_argument("--mode", choices=MODES, default="ok")
     given = vars(parser.parse_args())
-    server = FakeVllm(**given)
+    server = FakeVllm(port_file=given.pop("port_file"), **given)
     asyncio.run(server.serve())
 
 

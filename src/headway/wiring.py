@@ -155,40 +155,32 @@ class LocalBackend:
         from headway.adapters.mlflow import MlflowRegistry
         from headway.adapters.s3 import S3Client
 
+        # With MLflow's own identity: headway's may only read there.
         def upload(uri: str, body: bytes) -> None:
             S3Client(self._s3("mlflow")).put(uri, body)
 
         return MlflowRegistry(self.layout.mlflow_url, upload=upload)
 
     @cached_property
-    def _store(self) -> "S3Connection":
-        from headway.adapters.local.layout import S3_REGION
-        from headway.adapters.s3 import S3Connection
-
-        return S3Connection(
-            endpoint=self.layout.s3_url, region=S3_REGION, credentials_file=self.layout.s3_credentials("headway")
-        )
-
-    @cached_property
     def weights(self) -> WeightStore:
         """SeaweedFS."""
         from headway.adapters.s3 import S3WeightStore
 
-        return S3WeightStore(self._store)
+        return S3WeightStore(self._s3("headway"))
 
     @cached_property
     def lease(self) -> Lease:
         """Numbered objects in SeaweedFS."""
         from headway.adapters.s3 import S3Lease
 
-        return S3Lease(self._store)
+        return S3Lease(self._s3("headway"))
 
     @cached_property
     def ledger(self) -> Ledger:
         """Objects in SeaweedFS, put if absent."""
         from headway.adapters.s3 import S3Ledger
 
-        return S3Ledger(self._store)
+        return S3Ledger(self._s3("headway"))
 
     def _s3(self, role: "S3Role") -> "S3Connection":
         """Return the connection of one identity."""

@@ -1,5 +1,6 @@
 """Each suite runs against the fake and against every adapter that this machine can run."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,6 +11,7 @@ import pytest
 
 from headway.adapters.local.jobs import LocalJobs
 from headway.adapters.local.layout import LocalLayout
+from headway.adapters.local.metrics import LocalMetrics
 from headway.domain.job import JobStatus
 from headway.ports import Clusters, Jobs, Lease, Ledger, Metrics, Traffic
 from tests.fakes import FakeClusters, FakeJobs, FakeLease, FakeLedger, FakeMetrics, FakeTraffic
@@ -59,9 +61,11 @@ def traffic() -> Traffic:
     return FakeTraffic()
 
 
-@pytest.fixture(params=["fake"])
-def metrics() -> MetricsCase:
-    """The adapters of `Metrics`."""
+@pytest.fixture(params=["fake", "local"])
+def metrics(request: pytest.FixtureRequest) -> MetricsCase:
+    """The adapters of `Metrics`; the local one reads files as the scraper writes them."""
+    if request.param == "local":
+        return local_metrics(request.getfixturevalue("layout"))
     fake = FakeMetrics()
     return MetricsCase(fake, fake.put)
 
@@ -94,3 +98,18 @@ def local_jobs(layout: LocalLayout) -> JobsCase:
         return len(log.read_text().splitlines())
 
     return JobsCase(port, finish, starts)
+
+
+def local_metrics(layout: LocalLayout) -> MetricsCase:
+    """The metrics files of a stack in which nothing runs."""
+    layout.metrics.mkdir(parents=True, exist_ok=True)
+    kept: dict[datetime, list[Any]] = {}
+
+    def put(name: str, labels: Mapping[str, str], at: datetime, value: float) -> None:
+        kept.setdefault(at, []).append([name, dict(labels), value])
+        lines = [
+            json.dumps({"at": moment.isoformat(), "samples": kept[moment]}, separators=(",", ":")) for moment in sorted(kept)
+        ]
+        (layout.metrics / f"{at:%Y%m%d%H}.jsonl").write_text("\n".join(lines) + "\n")
+
+    return MetricsCase(LocalMetrics(layout), put)

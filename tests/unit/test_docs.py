@@ -14,7 +14,9 @@ import pytest
 import typer.main
 
 from headway import errors
+from headway.cli import COMMANDS, build
 from headway.domain.profile import Profile
+from headway.release.record import ERROR_OUTCOMES
 from headway.settings import PREFIX, Settings
 
 ROOT = Path(__file__).parents[2]
@@ -42,8 +44,6 @@ def tables() -> ModuleType:
 @cache
 def commands() -> dict[str, set[str]]:
     """Return every command of the command line with its options."""
-    from headway.cli import COMMANDS, build
-
     group: Any = typer.main.get_command(build(COMMANDS))
     return {
         name: {"--help", "--debug"}
@@ -116,6 +116,17 @@ def test_retryable_errors_are_marked() -> None:
     page = (DOCS / "errors.md").read_text()
     marked = {line.split("──")[1].split()[0] for line in page.splitlines() if "(retryable)" in line}
     assert marked == {kind.__name__ for kind in error_classes() if kind.retryable}
+
+
+def test_the_errors_page_says_how_a_release_ends() -> None:
+    """Whether reconcile tries again by itself depends on it."""
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in (DOCS / "errors.md").read_text().splitlines()
+        if line.startswith("| `")
+    ]
+    said = {row[0].strip("`"): row[-1].strip("` ") for row in rows if len(row) == 4}
+    assert said == {kind.__name__: ERROR_OUTCOMES.get(kind.__name__, "failed") for kind in error_classes()}
 
 
 def test_every_command_is_in_the_documentation() -> None:

@@ -7,6 +7,7 @@ import pytest
 from headway.cli import models
 from headway.domain.model import ModelShape
 from headway.errors import ConfigError
+from headway.judge.sequential import undecidable
 from headway.release import plan
 from headway.wiring import find_profile, load_profiles
 from tests.factories import make_llama_70b, make_selection, make_shape, make_validated
@@ -54,6 +55,12 @@ def test_a_shipped_profile_fits_its_hardware(model: str) -> None:
 
     assert made.memory.needed_bytes <= made.memory.available_bytes
     assert made.recipe.scheme == profile.weights.schemes[0]
+
+
+@pytest.mark.parametrize("model", sorted(SHAPES))
+def test_a_flawless_candidate_passes_the_canary_of_a_shipped_profile(model: str) -> None:
+    """Margins that so few requests cannot meet would hold every release."""
+    assert list(undecidable(load_profiles(FOLDER)[model].canary)) == []
 
 
 def test_the_schema_is_that_of_the_code() -> None:

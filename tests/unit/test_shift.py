@@ -40,6 +40,7 @@ class World:
         labels = {"model": "tiny", "side": side}
         self.metrics.put("headway_requests_total", labels, self.now, requests)
         self.metrics.put("headway_request_errors_total", labels, self.now, errors)
+        self.metrics.put("headway_request_seconds_count", labels, self.now, requests)
         self.metrics.put("headway_request_seconds_sum", labels, self.now, seconds)
 
 

@@ -30,8 +30,8 @@ class ExpectationChecks:
         if not rows:
             return [f"the table for {suite} has no rows"]
         # Slow to import (seconds), and needed by one step only.
-        import great_expectations as gx
-        import pandas as pd
+        import great_expectations as gx  # noqa: PLC0415 - slow to import
+        import pandas as pd  # noqa: PLC0415 - slow to import
 
         logging.getLogger("great_expectations").setLevel(logging.ERROR)
         context = gx.get_context(mode="ephemeral")
@@ -40,7 +40,11 @@ class ExpectationChecks:
         for name, frame, expectations in SUITES[suite](pd.DataFrame(list(rows)), gx.expectations):
             if frame.empty:
                 continue
-            batch = context.data_sources.add_pandas(name).add_dataframe_asset(name).add_batch_definition_whole_dataframe(name)
+            batch = (
+                context.data_sources.add_pandas(name)
+                .add_dataframe_asset(name)
+                .add_batch_definition_whole_dataframe(name)
+            )
             found = batch.get_batch(batch_parameters={"dataframe": frame}).validate(
                 gx.ExpectationSuite(name=name, expectations=expectations)
             )
@@ -62,7 +66,16 @@ def _bench_records(frame: "pd.DataFrame", e: Any) -> list[tuple[str, "pd.DataFra
             [
                 *(
                     e.ExpectColumnValuesToNotBeNull(column=column)
-                    for column in ("block", "side", "index", "prompt_sha256", "scheduled_s", "sent_s", "ended_s", "release")
+                    for column in (
+                        "block",
+                        "side",
+                        "index",
+                        "prompt_sha256",
+                        "scheduled_s",
+                        "sent_s",
+                        "ended_s",
+                        "release",
+                    )
                 ),
                 e.ExpectColumnValuesToBeInSet(column="side", value_set=["stable", "candidate"]),
                 e.ExpectColumnValuesToBeBetween(column="sent_after_scheduled_s", min_value=-CLOCK_SLACK_S),

@@ -57,7 +57,7 @@ class RequestRecord(Value):
 
 
 class BlockSummary(Value):
-    """How one block went on the generator's own side. Written after the block's requests: where it is, the block is whole."""
+    """How one block went on the generator's own side; written last: where it is, the block is whole."""
 
     block: int
     planned: int = 0
@@ -98,7 +98,7 @@ class SideTarget(Value):
     side: Side
     base_url: str
     """Address up to and without `/v1`."""
-    headers: dict[str, str] = {}
+    headers: dict[str, str] = Field(default={})
     served_model: str
     release: str
 
@@ -167,5 +167,5 @@ class BenchResult(Value):
     records_path: str
     records_uri: str = ""
     records_sha256: str
-    seconds: dict[str, float] = {}
+    seconds: dict[str, float] = Field(default={})
     """Where the time went: `smoke`, `quality`, `warmup`, `blocks`, `upload`."""

@@ -13,7 +13,9 @@ REPEAT_WORDS = 12
 """An answer of at least this many words that uses no more than two different ones is a stuck model."""
 
 
-def served_check(served: QualityFigures | None, reference: QualityFigures, quality: Quality, *, why_missing: str = "") -> Check:
+def served_check(
+    served: QualityFigures | None, reference: QualityFigures, quality: Quality, *, why_missing: str = ""
+) -> Check:
     """Compare the served perplexity with the source's, over the same tokens.
 
     A check that could not be measured has `measured` none; it holds the release instead of failing it.
@@ -38,8 +40,8 @@ def served_check(served: QualityFigures | None, reference: QualityFigures, quali
     ratio = _capped(served.nll / served.tokens - reference.nll / reference.tokens) if served.tokens else RATIO_CAP
     passed = ratio <= limit
     sentence = (
-        f"perplexity {_say(served.perplexity)} as served by {served.engine}, {_say(reference.perplexity)} of the source: "
-        f"{_say(ratio)} times, {'within' if passed else 'above'} the limit of {limit:g}"
+        f"perplexity {_say(served.perplexity)} as served by {served.engine}, {_say(reference.perplexity)} of the "
+        f"source: {_say(ratio)} times, {'within' if passed else 'above'} the limit of {limit:g}"
     )
     return Check(name=name, measured=ratio, limit=limit, passed=passed, sentence=sentence)
 
@@ -66,7 +68,11 @@ def answers_check(answers: Sequence[CanaryAnswer]) -> Check:
     if not bad and not stable:
         sentence = f"{len(candidate)} fixed questions were answered"
     return Check(
-        name="answers to fixed questions", measured=float(good), limit=float(len(candidate)), passed=not bad, sentence=sentence
+        name="answers to fixed questions",
+        measured=float(good),
+        limit=float(len(candidate)),
+        passed=not bad,
+        sentence=sentence,
     )
 
 

@@ -52,7 +52,7 @@ def parse(content: bytes) -> Run:
         content: The file's bytes. A last line without its end, or requests after the last trailer, are left out.
 
     Raises:
-        IntegrityError: If the file has no header, a foreign schema, or a line before the last trailer that is no record.
+        IntegrityError: If the header is missing or of a foreign schema, or a line before the last trailer is no record.
     """
     lines = content.split(b"\n")
     whole = lines[:-1]
@@ -85,7 +85,9 @@ def rows(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
     return [record.to_json() for record in records]
 
 
-def faults(records: Sequence[RequestRecord], summaries: Sequence[BlockSummary], canary: Canary, *, paired: bool) -> list[str]:
+def faults(
+    records: Sequence[RequestRecord], summaries: Sequence[BlockSummary], canary: Canary, *, paired: bool
+) -> list[str]:
     """Return what makes the records unfit to decide from, one sentence each; empty when they are fit.
 
     Failed requests are data, not faults; only requests that claim success must be consistent.
@@ -94,12 +96,16 @@ def faults(records: Sequence[RequestRecord], summaries: Sequence[BlockSummary], 
     sides: set[Side] = {"stable", "candidate"} if paired else {"candidate"}
     numbers = [s.block for s in summaries]
     if numbers != list(range(len(numbers))):
-        found.append(f"blocks are numbered {numbers}; expected 0, 1, 2, ...: a block is missing, doubled or out of order")
+        found.append(
+            f"blocks are numbered {numbers}; expected 0, 1, 2, ...: a block is missing, doubled or out of order"
+        )
     if len(numbers) > canary.blocks:
         found.append(f"there are {len(numbers)} blocks; the profile has {canary.blocks}")
     doubled = [key for key, n in Counter((r.block, r.side, r.index) for r in records).items() if n > 1]
     if doubled:
-        found.append(f"{len(doubled)} requests are there twice (first: block {doubled[0][0]}, {doubled[0][1]}, {doubled[0][2]})")
+        found.append(
+            f"{len(doubled)} requests are there twice (first: block {doubled[0][0]}, {doubled[0][1]}, {doubled[0][2]})"
+        )
     stray = [r for r in records if r.block not in set(numbers) or r.side not in sides]
     if stray:
         found.append(f"{len(stray)} requests belong to a block or side that was not run")
@@ -120,10 +126,9 @@ def _clock_faults(records: Sequence[RequestRecord]) -> list[str]:
     if not backwards:
         return []
     first = backwards[0]
-    return [
-        f"{len(backwards)} requests have times that run backwards (first: block {first.block}, {first.side}, {first.index}); "
-        "the clock stepped or the records were edited"
-    ]
+    where = f"block {first.block}, {first.side}, {first.index}"
+    text = f"{len(backwards)} requests run backwards in time (first: {where}); the clock stepped, or they were edited"
+    return [text]
 
 
 def _identity_faults(records: Sequence[RequestRecord]) -> list[str]:
@@ -136,7 +141,9 @@ def _identity_faults(records: Sequence[RequestRecord]) -> list[str]:
         asked = sorted({r.release for r in records if r.side == side})
         if len(asked) > 1:
             found.append(f"{side} was asked as several releases: {', '.join(asked)}")
-        served = sorted({r.served_release for r in good if r.side == side and r.served_release not in (None, r.release)})
+        served = sorted(
+            {r.served_release for r in good if r.side == side and r.served_release not in (None, r.release)}
+        )
         if served:
             found.append(f"requests for {side} were answered by another release: {', '.join(str(s) for s in served)}")
     return found
@@ -152,7 +159,9 @@ def _pair_faults(records: Sequence[RequestRecord], summaries: Sequence[BlockSumm
     sent = Counter(r.side for r in records if r.block in whole)
     if sent["stable"] != sent["candidate"]:
         # Both sides get every request by design, so any difference is a loss that may depend on the side.
-        found.append(f"sample ratio mismatch: {sent['stable']} requests of stable, {sent['candidate']} of the candidate")
+        found.append(
+            f"sample ratio mismatch: {sent['stable']} requests of stable, {sent['candidate']} of the candidate"
+        )
     return found
 
 

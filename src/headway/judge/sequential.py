@@ -12,13 +12,16 @@ t-quantile at that nominal level (ibid., chapter 4.4).
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import optimize, stats
 
 from headway.domain.profile import Canary
 from headway.judge.quantiles import Rate, wilson
+
+Floats: TypeAlias = NDArray[np.float64]
 
 ALPHA = 0.05
 """Chance of promoting a candidate that lies exactly at a margin, and of rolling back by any guard one that is equal."""
@@ -99,7 +102,7 @@ def z_of(level: float) -> float:
 def undecidable(canary: Canary) -> list[str]:
     """Return why a flawless candidate could not be promoted with this plan, one sentence each; empty if it could.
 
-    Only what follows from counting is said here: even no failure at all in `n` requests leaves a bound above the margin.
+    Only what follows from counting is said here: too few requests cannot show few failures, even without a single one.
     """
     sent = canary.blocks * canary.requests_per_block
     high_pct = _flawless_bound_pct(canary)
@@ -111,11 +114,12 @@ def undecidable(canary: Canary) -> list[str]:
         factor = _flawless_bound_pct(enough) / canary.error_margin_pct
         blocks = max(enough.blocks + 1, int(enough.blocks * factor * 0.99))
         enough = enough.model_copy(update={"blocks": blocks, "looks": ()})
-    return [
+    text = (
         f"no failure in {sent} requests still allows {high_pct:.1f} % of failures, and canary.error_margin_pct is "
         f"{canary.error_margin_pct:g}; it needs {enough.blocks} blocks of {canary.requests_per_block} requests, or a "
         "wider margin"
-    ]
+    )
+    return [text]
 
 
 def _flawless_bound_pct(canary: Canary) -> float:
@@ -123,15 +127,16 @@ def _flawless_bound_pct(canary: Canary) -> float:
     return wilson(Rate(0, canary.blocks * canary.requests_per_block), z_of(level))[1] * 100
 
 
-def _pdf(x: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]") -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
-    return np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+def _pdf(x: Floats) -> Floats:
+    density: Floats = np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    return density
 
 
 def _excess(
     bound: float,
     need: float,
-    grid: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]",
-    density: "np.ndarray[tuple[int, ...], np.dtype[np.float64]]",
+    grid: Floats,
+    density: Floats,
     step: float,
 ) -> float:
     return float(density @ stats.norm.sf((bound - grid) / step)) - need

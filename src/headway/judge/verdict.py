@@ -122,7 +122,9 @@ def analyse(
     missing = [c for c in checks if not c.passed and c.measured is None]
     failed = [c for c in checks if not c.passed and c.measured is not None]
     if failed:
-        return state.end("ROLLBACK", f"the candidate answers worse than allowed: {failed[0].sentence}", [c.sentence for c in failed])
+        return state.end(
+            "ROLLBACK", f"the candidate answers worse than allowed: {failed[0].sentence}", [c.sentence for c in failed]
+        )
     if missing:
         return state.end("HOLD", f"a quality figure is missing: {missing[0].sentence}", [c.sentence for c in missing])
     by_block: dict[tuple[int, Side], list[RequestRecord]] = {}
@@ -175,10 +177,14 @@ class _State:
         if bad_stable:
             both = f"; so did the candidate: {bad_candidate}" if bad_candidate else ""
             self.ratios.append({})
-            return self.end("HOLD", f"stable failed in block {number}, so there is nothing to compare with: {bad_stable}{both}")
+            return self.end(
+                "HOLD", f"stable failed in block {number}, so there is nothing to compare with: {bad_stable}{both}"
+            )
         if bad_candidate and summary.stable_alive is False:
             self.ratios.append({})
-            sentence = f"both sides stopped answering in block {number}, so the way to them may be broken: {bad_candidate}"
+            sentence = (
+                f"both sides stopped answering in block {number}, so the way to them may be broken: {bad_candidate}"
+            )
             return self.end("HOLD", sentence)
         if bad_candidate:
             self.ratios.append({})
@@ -191,9 +197,15 @@ class _State:
         pairs = {name: (ours[name], theirs[name]) for name in ours}
         self.ratios.append({name: _ratio(*pair) if self.paired else None for name, pair in pairs.items()})
         sides = {"candidate": candidate, **({"stable": stable} if self.paired else {})}
-        short = [f"{len(got)} of {summary.planned} requests of {side}" for side, got in sides.items() if len(got) != summary.planned]
+        short = [
+            f"{len(got)} of {summary.planned} requests of {side}"
+            for side, got in sides.items()
+            if len(got) != summary.planned
+        ]
         needed = {"candidate": ours, **({"stable": theirs} if self.paired else {})}
-        gaps = [f"{side}'s {name}" for side, got in needed.items() for name, value in got.items() if not value or value <= 0]
+        gaps = [
+            f"{side}'s {name}" for side, got in needed.items() for name, value in got.items() if not value or value <= 0
+        ]
         if summary.void or summary.stopped:
             self.invalid.append(f"block {number} is void: {summary.reason or 'stopped'}")
         elif short:
@@ -217,7 +229,11 @@ class _State:
             self.looks.append(Look(self.blocks, valid, effects))
             worse = [e for e in effects if e.verdict == "fail"]
             if enough and worse:
-                return self.end("ROLLBACK", f"the candidate is worse than stable: {'; '.join(map(say, worse))}", list(map(say, worse)))
+                return self.end(
+                    "ROLLBACK",
+                    f"the candidate is worse than stable: {'; '.join(map(say, worse))}",
+                    list(map(say, worse)),
+                )
             if enough and all(e.verdict == "pass" for e in effects):
                 return self.end(
                     "PROMOTE",
@@ -276,7 +292,12 @@ class _State:
         limits = (
             ("ttft_p95", "ms", quantile((r.ttft_ms for r in good), 95), self.canary.first_ttft_p95_ms),
             ("tpot_p95", "ms", quantile((r.tpot_ms for r in good), 95), self.canary.first_tpot_p95_ms),
-            ("error_rate", "%", failure_rate(candidate).share * 100 if candidate else None, self.canary.first_error_pct),
+            (
+                "error_rate",
+                "%",
+                failure_rate(candidate).share * 100 if candidate else None,
+                self.canary.first_error_pct,
+            ),
         )
         effects = tuple(
             MetricEffect(
@@ -295,7 +316,11 @@ class _State:
             return self.end("ROLLBACK", f"the first release breaks its absolute limits: {'; '.join(worse)}", worse)
         if any(e.verdict == "undecided" for e in effects) or len(self.figures) < self.valid_share * self.total:
             return self.undecided()
-        return self.end("PROMOTE", f"the first release keeps its absolute limits: {'; '.join(map(say, effects))}", list(map(say, effects)))
+        return self.end(
+            "PROMOTE",
+            f"the first release keeps its absolute limits: {'; '.join(map(say, effects))}",
+            list(map(say, effects)),
+        )
 
     def undecided(self) -> Analysis:
         """Return HOLD with what could not be told."""

@@ -175,9 +175,7 @@ async def _alive(session: aiohttp.ClientSession, job: BenchJob, target: SideTarg
     ask = Ask(0, 0.0, "Are you there?", False, 0)
     timeout_s = min(30.0, job.canary.request_timeout_s)
     start_s = clock.now()
-    record = await send(
-        session, target, ask, block=0, start_s=start_s, clock=clock, max_tokens=2, timeout_s=timeout_s
-    )
+    record = await send(session, target, ask, block=0, start_s=start_s, clock=clock, max_tokens=2, timeout_s=timeout_s)
     return record.error is None
 
 
@@ -214,9 +212,9 @@ def upload(result: BenchResult, uri: str, environment: Mapping[str, str]) -> Ben
         return result
     if not endpoint:
         raise ConfigError(f"the records go to {uri}, but HEADWAY_S3_ENDPOINT is not set")
-    import boto3
-    from botocore.config import Config
-    from botocore.exceptions import BotoCoreError, ClientError
+    import boto3  # noqa: PLC0415 - slow to import, and only needed with a store
+    from botocore.config import Config  # noqa: PLC0415
+    from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
 
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     started = time.monotonic()
@@ -238,14 +236,14 @@ def main(arguments: list[str]) -> int:
         job = _read_job(Path(arguments[0] if arguments else "job.json"))
 
         def progress(percent: float, message: str) -> None:
-            print(f"{percent:5.1f} % {message}", flush=True)
+            print(f"{percent:5.1f} % {message}", flush=True)  # noqa: T201 - the job's log
             _write(folder / "progress.json", {"progress_pct": round(percent, 1), "message": message})
 
         result = upload(asyncio.run(run(job, folder, progress)), job.records_uri, os.environ)
         _write(folder / "result.json", result.to_json())
         progress(100, "done")
     except HeadwayError as error:
-        print(f"error: {error.message}", file=sys.stderr, flush=True)
+        print(f"error: {error.message}", file=sys.stderr, flush=True)  # noqa: T201 - the job's log
         _write(folder / "result.json", {"error": error.message, "kind": type(error).__name__})
         return EXIT_RETRY if error.retryable else EXIT_FAILED
     return EXIT_DONE

@@ -109,8 +109,7 @@ class LiveLoad:
             try:
                 async with asyncio.timeout(5):
                     async with self._session.get(str(self._job.live_rate_url), params=query) as response:
-                        if response.status != 200:
-                            raise aiohttp.ClientError(f"HTTP {response.status}")
+                        response.raise_for_status()
                         found = json.loads(await response.read())
             except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as problem:
                 last = f"{type(problem).__name__}: {problem}"

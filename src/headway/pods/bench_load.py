@@ -24,15 +24,24 @@ READ_BUFFER_BYTES = 2**20
 SAMPLED_EVERY = 4
 """One request in so many is sampled: greedy decoding alone would never run the engine's sampler."""
 TOPICS = (
-    "a lighthouse keeper", "the water cycle", "how bread rises", "a city at night", "the history of paper", "bees and flowers",
-    "why ships float", "a letter to a friend", "the first railway", "mountains in winter", "how to repair a bicycle", "tides",
-)  # fmt: skip
+    "a lighthouse keeper",
+    "the water cycle",
+    "how bread rises",
+    "a city at night",
+    "the history of paper",
+    "why ships float",
+    "a letter to a friend",
+    "the first railway",
+    "mountains in winter",
+    "how to repair a bicycle",
+)
 
 
 class Ask(NamedTuple):
     """One request that both sides get."""
 
-    index: int
+    number: int
+    """Position in the block."""
     at_s: float
     """Scheduled arrival, from the start of the block."""
     prompt: str
@@ -59,7 +68,7 @@ def make_prompt(rng: random.Random) -> str:
 
 
 def schedule(job: BenchJob, block: int, *, phase: str = "block") -> list[Ask]:
-    """Return a block's requests: Poisson arrivals and prompts that follow from the job's seed and the block's number."""
+    """Return a block's requests: Poisson arrivals and prompts that follow from seed and block number."""
     rng = random.Random(f"{job.seed}/{phase}/{block}")  # noqa: S311 - reproducible load, not a secret
     at = 0.0
     asks = []
@@ -85,13 +94,13 @@ def body_of(ask: Ask, model: str, max_tokens: int) -> dict[str, Any]:
 
 
 def make_session() -> aiohttp.ClientSession:
-    """Return the client of the load: no limit of connections, and none kept longer than servers keep them (vLLM: 5 s)."""
+    """Return the load's client: connections without limit, none kept as long as servers keep them (vLLM: 5 s)."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S)
     return aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=READ_BUFFER_BYTES)
 
 
-class StreamFault(Exception):
+class StreamError(Exception):
     """The stream did not end as a good answer does."""
 
 
@@ -111,7 +120,7 @@ class _Answer:
         """Take in one line of the stream.
 
         Raises:
-            StreamFault: If it is an error, or no JSON.
+            StreamError: If it is an error, or no JSON.
         """
         line = line.strip()
         if not line.startswith(b"data:"):
@@ -123,9 +132,9 @@ class _Answer:
         try:
             event = json.loads(data)
         except ValueError:
-            raise StreamFault(f"the stream holds a line that is no JSON: {data[:80]!r}") from None
+            raise StreamError(f"the stream holds a line that is no JSON: {data[:80]!r}") from None
         if "error" in event or event.get("object") == "error":
-            raise StreamFault(f"error after HTTP 200: {_error_text(event)}")
+            raise StreamError(f"error after HTTP 200: {_error_text(event)}")
         self.model = event.get("model") or self.model
         for choice in event.get("choices") or ():
             delta = choice.get("delta") or choice
@@ -141,14 +150,14 @@ class _Answer:
         """Check the whole answer.
 
         Raises:
-            StreamFault: If it is not a good one.
+            StreamError: If it is not a good one.
         """
         if not self.done or not self.finished:
-            raise StreamFault("the stream was cut: it ended without a finish reason or without [DONE]")
+            raise StreamError("the stream was cut: it ended without a finish reason or without [DONE]")
         if self.first_token_s is None:
-            raise StreamFault("empty completion: the stream ended well and held no text")
+            raise StreamError("empty completion: the stream ended well and held no text")
         if self.model is not None and self.model != expected_model:
-            raise StreamFault(f"answered as model {self.model!r}, asked for {expected_model!r}")
+            raise StreamError(f"answered as model {self.model!r}, asked for {expected_model!r}")
 
 
 async def send(
@@ -177,15 +186,8 @@ async def send(
             ) as response:
                 status = response.status
                 release = response.headers.get("x-headway-release")
-                if status != 200:
-                    text = (await response.content.read(300)).decode(errors="replace")
-                    raise StreamFault(f"HTTP {status}: {' '.join(text.split())}")
-                async for line in response.content:
-                    answer.take(line)
-                answer.close(target.served_model)
-        if release is not None and release != target.release:
-            raise StreamFault(f"answered by release {release!r}, asked for {target.release!r}")
-    except StreamFault as fault:
+                await _consume(response, answer, target)
+    except StreamError as fault:
         error = str(fault)
     except aiohttp.ServerTimeoutError as problem:
         error = f"no connection: {problem}"
@@ -197,7 +199,7 @@ async def send(
     return RequestRecord(
         block=block,
         side=target.side,
-        index=ask.index,
+        index=ask.number,
         prompt_sha256=hashlib.sha256(ask.prompt.encode()).hexdigest(),
         scheduled_s=start_s + ask.at_s,
         sent_s=sent_s,
@@ -214,8 +216,27 @@ async def send(
     )
 
 
+async def _consume(response: aiohttp.ClientResponse, answer: _Answer, target: SideTarget) -> None:
+    """Read a stream to its end. Raises StreamError if it is not a good answer of the target."""
+    if response.status != 200:
+        text = (await response.content.read(300)).decode(errors="replace")
+        raise StreamError(f"HTTP {response.status}: {' '.join(text.split())}")
+    async for line in response.content:
+        answer.take(line)
+    answer.close(target.served_model)
+    release = response.headers.get("x-headway-release", target.release)
+    if release != target.release:
+        raise StreamError(f"answered by release {release!r}, asked for {target.release!r}")
+
+
 async def run_block(
-    session: aiohttp.ClientSession, job: BenchJob, block: int, clock: Clock, *, asks: Sequence[Ask], stop_early: bool = True
+    session: aiohttp.ClientSession,
+    job: BenchJob,
+    block: int,
+    clock: Clock,
+    *,
+    asks: Sequence[Ask],
+    stop_early: bool = True,
 ) -> tuple[list[RequestRecord], BlockSummary]:
     """Drive one block on all sides and return its records and summary.
 

@@ -51,10 +51,8 @@ async def served_figures(session: aiohttp.ClientSession, job: BenchJob, target: 
 
 async def answers(session: aiohttp.ClientSession, job: BenchJob) -> tuple[CanaryAnswer, ...]:
     """Ask every side the fixed questions, greedily."""
-    found = []
-    for target in job.targets:
-        for question in QUESTIONS:
-            found.append(await _ask(session, target, question, job.canary.request_timeout_s))
+    timeout_s = job.canary.request_timeout_s
+    found = [await _ask(session, target, question, timeout_s) for target in job.targets for question in QUESTIONS]
     return tuple(found)
 
 
@@ -66,7 +64,7 @@ async def _ask(session: aiohttp.ClientSession, target: SideTarget, question: str
             choice = _choice(await _post(session, target, "/v1/chat/completions", chat, timeout_s))
             message = choice.get("message") or {}
             text = message.get("content") or message.get("reasoning_content") or message.get("reasoning") or ""
-        except _NoChat:
+        except _NoChatError:
             # A model without a chat template answers plain prompts only.
             choice = _choice(await _post(session, target, "/v1/completions", {**base, "prompt": question}, timeout_s))
             text = choice.get("text") or ""
@@ -75,7 +73,7 @@ async def _ask(session: aiohttp.ClientSession, target: SideTarget, question: str
     return CanaryAnswer(side=target.side, prompt=question, text=text, finish_reason=choice.get("finish_reason"))
 
 
-class _NoChat(BackendError):
+class _NoChatError(BackendError):
     """The server has no chat for this model."""
 
 
@@ -87,7 +85,7 @@ async def _post(
             async with session.post(f"{target.base_url}{path}", json=body, headers=target.headers) as response:
                 if response.status != 200:
                     text = " ".join((await response.text())[:300].split())
-                    kind = _NoChat if response.status in (400, 404) and "chat" in path else BackendError
+                    kind = _NoChatError if response.status in (400, 404) and "chat" in path else BackendError
                     raise kind(f"{path} answered HTTP {response.status}: {text}")
                 answer = await response.json(content_type=None)
     except TimeoutError:

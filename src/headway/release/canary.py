@@ -36,8 +36,8 @@ def begin(
     route: Route,
     jobs: Jobs,
     weights: WeightStore,
-    reference: Reference | None,
     *,
+    reference: Reference | None,
     gateway_url: str,
     stats_url: str | None = None,
 ) -> JobStatus:
@@ -63,7 +63,9 @@ def begin(
     job = make_job(plan, ref, route, reference, weights=weights, gateway_url=gateway_url, stats_url=stats_url)
     hopeless = undecidable(plan.profile.canary) if job.paired else []
     if hopeless:
-        raise ConfigError(f"the canary of profile {plan.model} could never promote: {'; '.join(hopeless)}", reasons=hopeless)
+        raise ConfigError(
+            f"the canary of profile {plan.model} could never promote: {'; '.join(hopeless)}", reasons=hopeless
+        )
     return jobs.submit(
         Job(
             name=job_name(ref),
@@ -117,6 +119,7 @@ def finish(
     ref: ReleaseRef,
     jobs: Jobs,
     weights: WeightStore,
+    *,
     reference: Reference | None,
     checks: Checks | None = None,
 ) -> Verdict:
@@ -172,7 +175,9 @@ def _sides(plan: ReleasePlan, route: Route) -> dict[Side, tuple[str, str]]:
         # Released again while it serves already: there is nothing to compare it with but its limits.
         return {"candidate": ("stable", route.stable.release)}
     there = route.candidate.cluster if route.candidate else "none"
-    raise Conflict(f"the candidate of {plan.model} should be {plan.cluster.name}, found {there}; another release took over")
+    raise Conflict(
+        f"the candidate of {plan.model} should be {plan.cluster.name}, found {there}; another release took over"
+    )
 
 
 def _records_uri(weights: WeightStore, ref: ReleaseRef) -> str:

@@ -3,7 +3,7 @@
 import io
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from headway.domain.bench import RequestRecord
 from headway.domain.release import MetricEffect
@@ -12,6 +12,7 @@ from headway.judge.verdict import Look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 # Stand-ins that matplotlib writes into the SVG and that are replaced by the page's own colours afterwards.
@@ -25,6 +26,8 @@ VARIABLES = {
 }
 WIDTH_IN = 5.0
 """As wide as a phone shows without shrinking the text below 8 pixels."""
+NARROW = 4
+"""Ratio of largest to smallest value below which a linear axis shows more than a logarithmic one."""
 LABELS = {
     "ttft_p50": "TTFT median",
     "ttft_p95": "TTFT p95",
@@ -58,19 +61,30 @@ def blocks(ratios: Sequence[Mapping[str, float | None]]) -> str:
     """Draw candidate over stable block by block; empty if no block has both."""
     if not any(value for ratio in ratios for value in ratio.values()):
         return ""
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - slow to import
+
     figure, axes = _figure(2.5)
     styles = {"ttft_p50": ("-", "o"), "ttft_p95": (":", "o"), "tpot_p50": ("-", "s"), "tpot_p95": (":", "s")}
     for name, (line, marker) in styles.items():
         points = [(k + 1, ratio[name]) for k, ratio in enumerate(ratios) if ratio.get(name)]
         colour = CANDIDATE if name.startswith("ttft") else STABLE
         axes.plot(
-            [x for x, _ in points], [y for _, y in points], line, marker=marker, color=colour, markersize=3, label=LABELS[name]
+            [x for x, _ in points],
+            [y for _, y in points],
+            line,
+            marker=marker,
+            color=colour,
+            markersize=3,
+            label=LABELS[name],
         )
     axes.axhline(1, color=MUTED, linewidth=0.8)
-    _ratio_axis(axes)
+    present = [value for ratio in ratios for value in ratio.values() if value]
+    low, high = min(0.9, *present), max(1.1, *present)
+    _scale(axes.yaxis, low, high)
+    axes.set_ylim(low * 0.95, high * 1.15)
     axes.set_xlabel("block")
     axes.set_ylabel("candidate / stable")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _legend(axes, columns=4)
     return _svg(figure)
 
@@ -88,9 +102,9 @@ def distributions(records: Sequence[RequestRecord]) -> str:
                 shares = [(k + 1) / len(values) * 100 for k in range(len(values))]
                 axes.step(values, shares, where="post", color=colour, linewidth=1.5, label=side)
         axes.set_xlabel(name)
-        if axes.lines and min(float(min(line.get_xdata())) for line in axes.lines) > 0:
-            axes.set_xscale("log")
-            _plain_ticks(axes.xaxis)
+        shown = [v for r in good if (v := getattr(r, attribute)) is not None and v > 0]
+        if shown:
+            _scale(axes.xaxis, min(shown), max(shown))
     axes_list[0].set_ylabel("requests at most this slow (%)")
     _legend(axes_list[0], columns=1)
     return _svg(figure)
@@ -111,7 +125,10 @@ def path(looks: Sequence[Look], planned: int) -> str:
         axes.errorbar(
             xs,
             means,
-            yerr=[[m - lo for m, lo in zip(means, lows, strict=True)], [h - m for m, h in zip(means, highs, strict=True)]],
+            yerr=[
+                [m - lo for m, lo in zip(means, lows, strict=True)],
+                [h - m for m, h in zip(means, highs, strict=True)],
+            ],
             fmt="o-",
             color=CANDIDATE,
             markersize=3,
@@ -152,7 +169,7 @@ def _figure(height_in: float) -> "tuple[Figure, Axes]":
 
 def _figures(rows: int, columns: int, height_in: float) -> "tuple[Figure, list[Axes]]":
     # Slow to import (about a second); only the last step of a release draws.
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
 
     figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
@@ -169,7 +186,7 @@ def _figures(rows: int, columns: int, height_in: float) -> "tuple[Figure, list[A
 
 
 def _svg(figure: "Figure") -> str:
-    import matplotlib as mpl
+    import matplotlib as mpl  # noqa: PLC0415 - slow to import
 
     buffer = io.StringIO()
     # A fixed salt and no date: the same records draw the same bytes.
@@ -188,16 +205,17 @@ def _legend(axes: "Axes", *, columns: int) -> None:
         label.set_color(INK)
 
 
-def _ratio_axis(axes: "Axes") -> None:
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    axes.set_ylim(min(low, 0.8), max(high, 1.25))
-    _plain_ticks(axes.yaxis)
+def _scale(axis: "Axis", low: float, high: float) -> None:
+    """Choose a linear scale for a narrow range, else a logarithmic one with plain numbers."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter  # noqa: PLC0415 - slow to import
 
-
-def _plain_ticks(axis: Any) -> None:
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
-
+    if high < NARROW * low:
+        axis.set_major_locator(MaxNLocator(5))
+        return
+    if axis is axis.axes.xaxis:
+        axis.axes.set_xscale("log")
+    else:
+        axis.axes.set_yscale("log")
     axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_formatter(NullFormatter())

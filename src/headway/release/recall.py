@@ -2,16 +2,17 @@
 
 from typing import NamedTuple
 
-from headway.domain.model import Selection
+from headway.domain.model import ModelVersion, Selection
 from headway.domain.release import ReleasePlan, ReleaseRef, StepRecord, Verdict, record_key
-from headway.domain.value import slug
-from headway.errors import NotFound
-from headway.ports import Ledger, WeightStore
+from headway.domain.value import digest, slug
+from headway.ports import Ledger
 
 STEPS = ("select", "validate", "plan", "quantize", "stage", "rollout", "canary", "approve", "shift")
 """The steps whose records tell how a release went, in their order."""
 
 DONE = "done"
+REFUSED = "refused"
+"""Record of the reference of a version whose files could not even be listed as a model's."""
 
 
 class Story(NamedTuple):
@@ -28,6 +29,13 @@ class Story(NamedTuple):
 def error_key(model: str, release: str, step: str, try_number: int) -> str:
     """Return the ledger key of what went wrong in one try of a step. Sorts by try."""
     return record_key(slug(model), release, f"{step}.error-{try_number:03d}")
+
+
+def refused_ref(release: str, version: ModelVersion) -> ReleaseRef:
+    """Return the reference of a version without a source digest: its address, which is as immutable, stands in."""
+    return ReleaseRef(
+        release=release, model=version.name, version=version.version, source_digest=digest(version.source_uri)
+    )
 
 
 def story(ledger: Ledger, model: str, release: str) -> Story:
@@ -51,19 +59,11 @@ def story(ledger: Ledger, model: str, release: str) -> Story:
         selection = Selection.model_validate(selected.detail)
         version, source = selection.model.version, selection.source_digest
         ref = ReleaseRef(release=release, model=model, version=version, source_digest=source)
+    elif REFUSED in names:
+        ref = ReleaseRef.model_validate(ledger.read(record_key(slug(model), release, REFUSED)))
     return Story(
         ref=ref,
         plan=ReleasePlan.model_validate(planned.detail) if planned else None,
         steps=tuple(kept.values()),
         verdict=Verdict.model_validate(judged.detail) if judged else None,
     )
-
-
-def bench_records(verdict: Verdict | None, weights: WeightStore) -> bytes | None:
-    """Return the benchmark's records file, none if there was no benchmark or the file is gone."""
-    if verdict is None or not verdict.records_uri:
-        return None
-    try:
-        return weights.read(verdict.records_uri)
-    except NotFound:
-        return None

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from headway.domain.release import Check, MetricEffect, ReleasePlan, ReleaseRef, StepRecord, Verdict
+from headway.errors import IntegrityError
 from headway.judge.records import Run, parse
 from headway.judge.verdict import NAMES, Analysis, analyse, planned_blocks
 from headway.release import figures
@@ -16,10 +17,10 @@ from headway.units import format_bytes, format_seconds
 
 OUTCOMES = {
     "promoted": ("good", "serves all the traffic"),
-    "rolled_back": ("bad", "was rolled back; the stable version keeps the traffic"),
-    "rejected": ("bad", "was refused; the stable version keeps the traffic"),
-    "held": ("wait", "is held and waits for a person; the stable version keeps the traffic"),
-    "failed": ("wait", "failed for reasons that say nothing about the model; the stable version keeps the traffic"),
+    "rolled_back": ("bad", "was rolled back and gets no traffic"),
+    "rejected": ("bad", "was refused and gets no traffic"),
+    "held": ("wait", "is held: it gets no traffic until a person has decided"),
+    "failed": ("wait", "was not released, for a reason that says nothing about the model"),
 }
 
 
@@ -47,7 +48,7 @@ def render(
     Returns:
         The HTML, and numbers by name for the registry.
     """
-    run = parse(records) if records else None
+    run = _parsed(records)
     analysis = _analysis(plan, verdict, run)
     checks = _checks(steps, verdict)
     spent = _seconds(steps)
@@ -66,10 +67,19 @@ def render(
     title = _esc(f"{ref.model} version {ref.version}: {end.outcome.replace('_', ' ')}")
     page = (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta name="color-scheme" content="light dark">'
         f"<title>{title}</title><style>{STYLE}</style></head><body><main>{body}</main></body></html>\n"
     )
     return page.encode(), _numbers(spent, verdict, checks)
+
+
+def _parsed(records: bytes | None) -> Run | None:
+    try:
+        return parse(records) if records else None
+    except IntegrityError:
+        # The verdict says so already; a report without pictures is better than none.
+        return None
 
 
 def _analysis(plan: ReleasePlan | None, verdict: Verdict | None, run: Run | None) -> Analysis | None:
@@ -93,14 +103,15 @@ def _demo(plan: ReleasePlan | None, verdict: Verdict | None) -> str:
     if plan is None or verdict is None or not plan.profile.canary.demo_margins:
         return ""
     return (
-        '<p class="note"><strong>Demo margins.</strong> This profile lets a candidate be much slower than a production '
-        "profile would, so that a small machine comes to a verdict within minutes. The verdict shows how headway works, "
-        "not that two versions are equally fast.</p>"
+        '<p class="note"><strong>Demo margins.</strong> This profile lets a candidate be much slower than a profile '
+        "for users would, so that a small machine comes to a verdict within minutes. The verdict shows how headway "
+        "works, not that two versions are equally fast.</p>"
     )
 
 
 def _why(verdict: Verdict | None, end: Ending) -> str:
-    if verdict is None or (verdict.sentence == end.reason and len(verdict.reasons) < 2):
+    told = end.reason
+    if verdict is None or (verdict.sentence == told and all(reason in told for reason in verdict.reasons)):
         return ""
     lead = f"<p>{_esc(verdict.sentence)}</p>" if verdict.sentence != end.reason else ""
     items = "".join(f"<li>{_esc(reason)}</li>" for reason in verdict.reasons)
@@ -111,23 +122,26 @@ def _comparison(plan: ReleasePlan | None, verdict: Verdict | None, run: Run | No
     if verdict is None:
         return ""
     rows = [_effect_row(effect) for effect in verdict.effects]
-    head = ("metric", "stable", "candidate", "effect (interval)", "margin", "")
+    head = ("metric", "stable", "candidate", "effect (interval)", "margin")
     if not verdict.paired:
-        head = ("metric", "", "candidate", "", "limit", "")
-    parts = [_table(head, rows) if rows else "<p>The benchmark ended before its first look.</p>"]
+        head = ("metric", "", "candidate", "", "limit")
+    parts = [_table(head, rows, "numbers") if rows else "<p>The benchmark ended before its first look.</p>"]
+    parts.append('<div class="figures">')
     parts.append(_figure("Effect on latency", figures.effects(verdict.effects)))
     if analysis is not None and run is not None and plan is not None:
         total = planned_blocks(plan.profile.canary, paired=verdict.paired)
         parts.append(
             _figure(
-                "The way to the decision: bounds at each look. Solid red: margin, the whole bar must be below it to pass. "
-                "Dotted red: half the margin, a bar above it that reaches the margin fails",
+                "The way to the decision: bounds at each look. Solid red: the margin; a bar wholly below it passes. "
+                "Dotted red: half the margin; a bar wholly above it that reaches the margin fails",
                 figures.path(analysis.looks, total),
             )
         )
         parts.append(_figure("Block by block", figures.blocks(analysis.ratios)))
         parts.append(_figure("All requests that ended well", figures.distributions(run.records)))
-        parts.append(_measuring(run, total))
+    parts.append("</div>")
+    if run is not None and plan is not None:
+        parts.append(_measuring(run, planned_blocks(plan.profile.canary, paired=verdict.paired)))
     title = "Candidate against stable" if verdict.paired else "First release: absolute limits"
     return _section(title, "".join(parts))
 
@@ -136,15 +150,15 @@ def _measuring(run: Run, total: int) -> str:
     failed = {side: [r for r in run.records if r.side == side and r.error] for side in ("stable", "candidate")}
     errors = {r.error or "" for side in failed.values() for r in side}
     void = [s for s in run.summaries if s.void or s.stopped]
-    facts = [
-        f"{len(run.summaries)} of {total} blocks, {len(run.records)} requests; failed: {len(failed['stable'])} of stable, "
-        f"{len(failed['candidate'])} of the candidate",
-    ]
+    count = f"{len(run.summaries)} of {total} blocks, {len(run.records)} requests"
+    facts = [f"{count}; failed: {len(failed['stable'])} of stable, {len(failed['candidate'])} of the candidate"]
     if run.summaries:
         lag_ms = max(s.lag_p99_ms for s in run.summaries)
         facts.append(f"latest departure of a request against its schedule (p99 of the worst block): {lag_ms:.1f} ms")
         live = [s.live_rate_per_s for s in run.summaries]
-        facts.append(f"live load of stable's users, added to the candidate: {min(live):.2f} to {max(live):.2f} requests/s")
+        facts.append(
+            f"live load of stable's users, added to the candidate: {min(live):.2f} to {max(live):.2f} requests/s"
+        )
     facts += [f"block {s.block + 1} is not used: {s.reason or 'stopped'}" for s in void]
     facts += [f"error: {error}" for error in sorted(errors)[:5]]
     return "<ul>" + "".join(f"<li>{_esc(fact)}</li>" for fact in facts) + "</ul>"
@@ -153,17 +167,17 @@ def _measuring(run: Run, total: int) -> str:
 def _effect_row(effect: MetricEffect) -> tuple[str, ...]:
     unit = effect.unit
     if effect.ratio is not None:
-        how = f"{_change(effect.ratio)} ({_change(effect.ratio_low)} to {_change(effect.ratio_high)})"
+        how = f"{_change(effect.ratio)}<br><small>{_change(effect.ratio_low)} to {_change(effect.ratio_high)}</small>"
         margin = f"+{(effect.margin or 0) * 100:g} %"
     elif effect.difference is not None:
-        how = f"{effect.difference:+.2f} points (at most {effect.difference_high or 0:+.2f})"
+        how = f"{effect.difference:+.2f} points<br><small>at most {effect.difference_high or 0:+.2f}</small>"
         margin = f"+{effect.margin or 0:g} points"
     else:
         how, margin = "", "" if effect.margin is None else f"{effect.margin:g} {unit}"
     mark = {"pass": "good", "fail": "bad", "undecided": "wait"}[effect.verdict]
     badge = f'<span class="badge {mark}">{effect.verdict}</span>'
     name = _esc(NAMES.get(effect.metric, effect.metric))
-    return name, _value(effect.stable, unit), _value(effect.candidate, unit), _esc(how), _esc(margin), badge
+    return f"{name} {badge}", _value(effect.stable, unit), _value(effect.candidate, unit), how, _esc(margin)
 
 
 def _quality(checks: Sequence[Check]) -> str:
@@ -171,7 +185,9 @@ def _quality(checks: Sequence[Check]) -> str:
         return ""
     rows = []
     for check in checks:
-        kind, word = ("good", "pass") if check.passed else ("bad", "fail") if check.measured is not None else ("wait", "missing")
+        kind, word = (
+            ("good", "pass") if check.passed else ("bad", "fail") if check.measured is not None else ("wait", "missing")
+        )
         rows.append((_esc(check.name), _esc(check.sentence), f'<span class="badge {kind}">{word}</span>'))
     return _section("Quality", _table(("check", "found", ""), rows))
 
@@ -203,7 +219,9 @@ def _memory(plan: ReleasePlan | None) -> str:
     )
     scale = max(memory.available_bytes, memory.needed_bytes, 1)
     bar = "".join(f'<i style="width:{size / scale * 100:.2f}%;background:var(--{tone})"></i>' for _, size, tone in uses)
-    rows = [(f'<i class="dot" style="background:var(--{tone})"></i>{name}', format_bytes(size)) for name, size, tone in uses]
+    rows = [
+        (f'<i class="dot" style="background:var(--{tone})"></i>{name}', format_bytes(size)) for name, size, tone in uses
+    ]
     rows += [("needed", format_bytes(memory.needed_bytes)), ("available", format_bytes(memory.available_bytes))]
     return _section("Memory of one accelerator", f'<div class="bar">{bar}</div>' + _table(("use", "size"), rows))
 
@@ -218,10 +236,16 @@ def _identity(ref: ReleaseRef, plan: ReleasePlan | None, steps: Sequence[StepRec
             ("plan digest", plan.plan_digest),
             ("source", plan.selection.model.source_uri),
             ("scheme", plan.recipe.scheme),
-            ("architecture", f"{plan.validated.shape.architecture}, {plan.validated.shape.parameters / 1e6:.0f} M weights"),
+            (
+                "architecture",
+                f"{plan.validated.shape.architecture}, {plan.validated.shape.parameters / 1e6:.0f} M weights",
+            ),
             ("hardware", f"{plan.profile.hardware.per_replica} x {plan.profile.hardware.accelerator}"),
             ("serving image", plan.serving_image),
-            ("engine", f"max_model_len {engine.max_model_len}, max_num_seqs {engine.max_num_seqs}, dtype {engine.dtype}"),
+            (
+                "engine",
+                f"max_model_len {engine.max_model_len}, max_num_seqs {engine.max_num_seqs}, dtype {engine.dtype}",
+            ),
             ("cluster", plan.cluster.name),
         ]
     if verdict is not None and verdict.records_uri:
@@ -247,7 +271,9 @@ def _checks(steps: Sequence[StepRecord], verdict: Verdict | None) -> list[Check]
             try:
                 check = Check.model_validate(item)
             except ValidationError:
-                check = Check(name=str(item.get("name", step.step)), measured=None, limit=None, passed=False, sentence=str(item))
+                check = Check(
+                    name=str(item.get("name", step.step)), measured=None, limit=None, passed=False, sentence=str(item)
+                )
             found[check.name] = check
     found |= {check.name: check for check in (verdict.checks if verdict else ())}
     return list(found.values())
@@ -292,12 +318,12 @@ def _figure(caption: str, svg: str) -> str:
     return f"<figure>{svg}<figcaption>{_esc(caption)}</figcaption></figure>" if svg else ""
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
     """Build a table; cells of `rows` are HTML already."""
     top = "".join(f"<th>{_esc(cell)}</th>" for cell in head)
     lines = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     header = f"<thead><tr>{top}</tr></thead>" if any(head) else ""
-    return f'<div class="scroll"><table>{header}<tbody>{lines}</tbody></table></div>'
+    return f'<div class="scroll"><table class="{kind}">{header}<tbody>{lines}</tbody></table></div>'
 
 
 def _value(value: float | None, unit: str) -> str:
@@ -312,23 +338,43 @@ def _esc(text: str) -> str:
     return html.escape(text, quote=True)
 
 
-STYLE = (
-    ":root{--ink:#1d2330;--muted:#8a93a3;--page:#f6f7f9;--card:#fff;--line:#e1e5eb;--stable:#4b6b9a;--candidate:#d9822b;"
-    "--good:#1f7a45;--bad:#c0353a;--wait:#96690a}"
-    "@media(prefers-color-scheme:dark){:root{--ink:#e4e8ee;--muted:#7f8998;--page:#12151b;--card:#1a1f28;--line:#2c333f;"
-    "--stable:#8fb3e8;--candidate:#f0a35a;--good:#5cc98a;--bad:#ff7a7e;--wait:#e6b84f}}"
-    "*{box-sizing:border-box}body{margin:0;background:var(--page);color:var(--ink);"
-    "font:15px/1.5 system-ui,-apple-system,'Segoe UI',sans-serif}main{max-width:60rem;margin:0 auto;padding:1rem}"
-    "header{padding:.5rem 0}h1{font-size:1.6rem;margin:.3rem 0;overflow-wrap:anywhere}h1 span{font-weight:400}"
-    "h2{font-size:1.1rem;margin:0 0 .6rem}.lead{font-size:1.1rem;margin:.2rem 0}p,li{overflow-wrap:anywhere}"
-    ".meta,figcaption{color:var(--muted);font-size:.85rem}ul{padding-left:1.2rem;margin:.4rem 0}"
-    "section,.note{background:var(--card);border:1px solid var(--line);border-radius:.5rem;padding:1rem;margin:1rem 0}"
-    ".note{border-left:4px solid var(--wait)}.scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:.9rem}"
-    "th,td{text-align:left;padding:.35rem .6rem .35rem 0;border-bottom:1px solid var(--line);vertical-align:top}"
-    "th{color:var(--muted);font-weight:500}tr:last-child td{border-bottom:0}code{font-size:.8rem;overflow-wrap:anywhere}"
-    ".badge{display:inline-block;margin:0;padding:.05rem .5rem;border-radius:1rem;font-size:.8rem;font-weight:600;"
-    "border:1px solid currentColor}.good{color:var(--good)}.bad{color:var(--bad)}.wait{color:var(--wait)}"
-    "figure{margin:1rem 0;max-width:36rem}svg{width:100%;height:auto;display:block}svg text{font-family:system-ui,sans-serif!important}"
-    ".bar{display:flex;height:1rem;border-radius:.5rem;overflow:hidden;background:var(--line);margin-bottom:.6rem}"
-    ".dot{display:inline-block;width:.7em;height:.7em;border-radius:50%;margin-right:.5em}"
-)
+STYLE = """
+:root { --ink:#1d2330; --muted:#6f7888; --page:#f6f7f9; --card:#fff; --line:#e1e5eb;
+  --stable:#4b6b9a; --candidate:#c8701a; --good:#1f7a45; --bad:#c0353a; --wait:#96690a }
+@media (prefers-color-scheme: dark) { :root { --ink:#e4e8ee; --muted:#8f99a8; --page:#12151b; --card:#1a1f28;
+  --line:#2c333f; --stable:#8fb3e8; --candidate:#f0a35a; --good:#5cc98a; --bad:#ff7a7e; --wait:#e6b84f } }
+* { box-sizing:border-box }
+body { margin:0; background:var(--page); color:var(--ink); font:15px/1.5 system-ui,-apple-system,'Segoe UI',sans-serif }
+main { max-width:60rem; margin:0 auto; padding:1rem }
+header { padding:.5rem 0 }
+h1 { font-size:1.6rem; margin:.3rem 0; overflow-wrap:anywhere }
+h1 span { font-weight:400 }
+h2 { font-size:1.1rem; margin:0 0 .6rem }
+p, li { overflow-wrap:anywhere }
+.lead { font-size:1.1rem; margin:.2rem 0 }
+.meta, figcaption { color:var(--muted); font-size:.85rem }
+ul { padding-left:1.2rem; margin:.4rem 0 }
+section, .note { background:var(--card); border:1px solid var(--line); border-radius:.5rem; padding:1rem;
+  margin:1rem 0 }
+.note { border-left:4px solid var(--wait) }
+.scroll { overflow-x:auto }
+table { border-collapse:collapse; width:100%; font-size:.9rem }
+th, td { text-align:left; padding:.35rem .8rem .35rem 0; border-bottom:1px solid var(--line); vertical-align:top }
+th { color:var(--muted); font-weight:500 }
+tr:last-child td { border-bottom:0 }
+code { font-size:.8rem; overflow-wrap:anywhere }
+small { color:var(--muted) }
+.numbers td:not(:first-child), .badge { white-space:nowrap }
+.badge { display:inline-block; margin:0; padding:.05rem .5rem; border-radius:1rem; font-size:.8rem; font-weight:600;
+  border:1px solid currentColor }
+.good { color:var(--good) }
+.bad { color:var(--bad) }
+.wait { color:var(--wait) }
+.figures { display:grid; grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr)); gap:0 1.5rem;
+  align-items:start }
+figure { margin:1rem 0; max-width:36rem }
+svg { width:100%; height:auto; display:block }
+svg text { font-family:system-ui,sans-serif !important }
+.bar { display:flex; height:1rem; border-radius:.5rem; overflow:hidden; background:var(--line); margin-bottom:.6rem }
+.dot { display:inline-block; width:.7em; height:.7em; border-radius:50%; margin-right:.5em }
+"""

@@ -116,8 +116,8 @@ def _breach(
                 f"{candidate['errors']:.0f} of {candidate['requests']:.0f} live requests failed on the candidate "
                 f"({error_pct:.1f} %); the limit is {limits.max_error_pct} %"
             )
-    if min(candidate["requests"], stable["requests"]) >= MIN_REQUESTS and stable["seconds"] > 0:
-        ratio = (candidate["seconds"] / candidate["requests"]) / (stable["seconds"] / stable["requests"])
+    if min(candidate["ended"], stable["ended"]) >= MIN_REQUESTS and stable["seconds"] > 0:
+        ratio = (candidate["seconds"] / candidate["ended"]) / (stable["seconds"] / stable["ended"])
         if ratio > limits.max_latency_ratio:
             return (
                 f"live requests take {ratio:.2f} times as long on the candidate as on stable; "
@@ -139,5 +139,6 @@ def _live(metrics: Metrics, model: str, side: str, since: datetime, now: datetim
     return {
         "requests": grown("headway_requests_total"),
         "errors": grown("headway_request_errors_total"),
+        "ended": grown("headway_request_seconds_count"),
         "seconds": grown("headway_request_seconds_sum"),
     }

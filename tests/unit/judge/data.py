@@ -47,7 +47,7 @@ def make_run(
         blocks: How many, if not all of the profile.
         alter: Changes or drops (none) each record.
     """
-    rng = random.Random(seed)
+    rng = random.Random(seed)  # noqa: S311
     records: list[RequestRecord] = []
     summaries: list[BlockSummary] = []
     now = 0.0
@@ -79,9 +79,7 @@ def make_run(
                 if changed is not None:
                     records.append(changed)
         summaries.append(
-            BlockSummary(
-                block=block, planned=canary.requests_per_block, started_s=start, ended_s=now, lag_p99_ms=1.0
-            )
+            BlockSummary(block=block, planned=canary.requests_per_block, started_s=start, ended_s=now, lag_p99_ms=1.0)
         )
     return records, summaries
 

@@ -36,7 +36,9 @@ def test_what_cannot_be_compared_is_missing_and_does_not_pass(served: QualityFig
     assert (check.passed, check.measured) == (False, None)
 
 
-def _answer(side: Side, prompt: str, text: str = "It is Paris.", finish: str = "stop", error: str | None = None) -> CanaryAnswer:
+def _answer(
+    side: Side, prompt: str, text: str = "It is Paris.", finish: str = "stop", error: str | None = None
+) -> CanaryAnswer:
     return CanaryAnswer(side=side, prompt=prompt, text=text, finish_reason=finish, error=error)
 
 
@@ -69,6 +71,6 @@ def test_bad_answers_fail_and_say_why(candidate: list[CanaryAnswer], word: str) 
 
 def test_a_base_model_that_never_stops_is_compared_with_its_like() -> None:
     """Stable does not stop by itself either, so the candidate need not."""
-    answers = [_answer(side, p, finish="length") for side in ("stable", "candidate") for p in "abc"]  # type: ignore[arg-type]
+    answers = [_answer(side, p, finish="length") for side in ("stable", "candidate") for p in "abc"]
 
     assert answers_check(answers).passed

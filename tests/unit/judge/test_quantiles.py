@@ -40,7 +40,9 @@ def test_wilson_agrees_with_a_published_example() -> None:
 
 
 def test_newcombe_agrees_with_a_published_example() -> None:
-    """Newcombe 1998 (Statistics in Medicine 17, 873-890), table II, method 10: 56/70 against 48/80, and 0/10 against 0/20."""
-    assert newcombe(Rate(56, 70), Rate(48, 80), z_low=1.959964, z_high=1.959964) == pytest.approx((0.0524, 0.3339), abs=1e-4)
+    """Newcombe 1998 (Statistics in Medicine 17, 873-890), table II, method 10, rows a and h."""
+    assert newcombe(Rate(56, 70), Rate(48, 80), z_low=1.959964, z_high=1.959964) == pytest.approx(
+        (0.0524, 0.3339), abs=1e-4
+    )
     low, high = newcombe(Rate(0, 10), Rate(0, 20), z_low=1.959964, z_high=1.959964)
     assert (low, high) == pytest.approx((-0.1611, 0.2775), abs=1e-4)

@@ -1,5 +1,7 @@
 """A records file that is not whole or not consistent never decides anything."""
 
+from collections.abc import Callable
+
 import pytest
 
 from headway.domain.bench import BlockSummary, RequestRecord
@@ -8,6 +10,7 @@ from headway.judge.records import block_line, faults, header_line, parse, reques
 from tests.unit.judge.data import make_canary, make_run
 
 CANARY = make_canary(requests_per_block=4)
+Change = Callable[[list[RequestRecord]], list[RequestRecord]]
 
 
 def _file(records: list[RequestRecord], summaries: list[BlockSummary]) -> bytes:
@@ -76,7 +79,9 @@ def _other_release(records: list[RequestRecord]) -> list[RequestRecord]:
 
 
 def _mixed(records: list[RequestRecord]) -> list[RequestRecord]:
-    return [r.model_copy(update={"release": "another", "served_release": "another"}) if r.block == 2 else r for r in records]
+    return [
+        r.model_copy(update={"release": "another", "served_release": "another"}) if r.block == 2 else r for r in records
+    ]
 
 
 def _two_models(records: list[RequestRecord]) -> list[RequestRecord]:
@@ -84,7 +89,9 @@ def _two_models(records: list[RequestRecord]) -> list[RequestRecord]:
 
 
 def _other_prompt(records: list[RequestRecord]) -> list[RequestRecord]:
-    return [r.model_copy(update={"prompt_sha256": "x"}) if r.side == "candidate" and r.index == 0 else r for r in records]
+    return [
+        r.model_copy(update={"prompt_sha256": "x"}) if r.side == "candidate" and r.index == 0 else r for r in records
+    ]
 
 
 def _stray(records: list[RequestRecord]) -> list[RequestRecord]:
@@ -104,7 +111,7 @@ def _stray(records: list[RequestRecord]) -> list[RequestRecord]:
         (_stray, "was not run"),
     ],
 )
-def test_each_inconsistency_is_named(change, word: str) -> None:  # type: ignore[no-untyped-def]
+def test_each_inconsistency_is_named(change: Change, word: str) -> None:
     records, summaries = make_run(CANARY, blocks=3)
 
     found = faults(change(records), summaries, CANARY, paired=True)

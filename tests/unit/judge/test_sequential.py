@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from headway.domain.profile import Canary
 from headway.judge.sequential import ALPHA, interval, looks_of, nominal_levels, spent, undecidable, z_of
@@ -9,7 +10,7 @@ from tests.unit.judge.data import make_canary
 
 
 def test_bounds_agree_with_published_ones() -> None:
-    """Five equal looks, one-sided 0.025, Pocock-type spending: the values of Lan and DeMets' program (R package ldbounds)."""
+    """Five equal looks, one-sided 0.025, Pocock-type spending: the values of the R package ldbounds."""
     levels = nominal_levels((0.2, 0.4, 0.6, 0.8, 1.0), 0.025)
 
     assert [z_of(level) for level in levels] == pytest.approx([2.4380, 2.4268, 2.4101, 2.3966, 2.3859], abs=2e-4)
@@ -27,7 +28,7 @@ def test_crossing_any_bound_by_luck_has_the_declared_chance() -> None:
     levels = nominal_levels(tuple(k / 10 for k in looks), ALPHA)
     walks = np.random.default_rng(1).standard_normal((200_000, 10)).cumsum(axis=1)
 
-    crossed = np.zeros(len(walks), dtype=bool)
+    crossed: NDArray[np.bool_] = np.zeros(len(walks), dtype=bool)
     for k, level in zip(looks, levels, strict=True):
         crossed |= walks[:, k - 1] / np.sqrt(k) > z_of(level)
 
@@ -44,7 +45,9 @@ def test_equal_blocks_have_no_spread() -> None:
     assert interval([0.5, 0.5], level_low=0.01, level_high=0.01) == pytest.approx((0.5, 0.5, 0.5))
 
 
-@pytest.mark.parametrize(("blocks", "looks"), [(30, (6, 10, 15, 20, 25, 30)), (10, (4, 5, 7, 8, 10)), (3, (3,)), (2, (2,))])
+@pytest.mark.parametrize(
+    ("blocks", "looks"), [(30, (6, 10, 15, 20, 25, 30)), (10, (4, 5, 7, 8, 10)), (3, (3,)), (2, (2,))]
+)
 def test_looks_follow_from_the_number_of_blocks(blocks: int, looks: tuple[int, ...]) -> None:
     assert looks_of(Canary(blocks=blocks)) == looks
 

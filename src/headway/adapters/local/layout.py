@@ -7,12 +7,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from headway.adapters.local.environments import (
+    ENVIRONMENTS,
+    EnvironmentName,
+    environment_pythons,
+    lock_digest,
+)
 from headway.errors import ConfigError
 
-EnvironmentName = Literal["airflow", "serve", "quantize", "tools"]
+__all__ = [
+    "ENVIRONMENTS",
+    "HOST",
+    "S3_REGION",
+    "S3_ROLES",
+    "ClusterPorts",
+    "EnvironmentName",
+    "LocalLayout",
+    "S3Role",
+    "checked_name",
+    "environment_pythons",
+    "lock_digest",
+]
+
 S3Role = Literal["admin", "mlflow", "headway", "quantize", "stage"]
 
-ENVIRONMENTS: tuple[EnvironmentName, ...] = ("airflow", "serve", "quantize", "tools")
 S3_ROLES: tuple[S3Role, ...] = ("admin", "mlflow", "headway", "quantize", "stage")
 S3_REGION = "us-east-1"
 HOST = "127.0.0.1"
@@ -47,33 +65,6 @@ FIXED_PORTS = {
 and on one machine the API server reads the log files itself."""
 
 _WORD = re.compile(r"[a-z0-9][a-z0-9._-]*")
-
-
-def lock_digest(checkout: Path, environment: EnvironmentName) -> str:
-    """Return the first 12 hex digits of the sha256 of an environment's lock file.
-
-    Raises:
-        ConfigError: The checkout has no such lock file.
-    """
-    path = checkout / "local" / "locks" / f"{environment}.lock"
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-    except OSError as error:
-        message = f"cannot read {path} ({error.strerror}); run headway from a complete checkout"
-        raise ConfigError(message, path=str(path)) from error
-
-
-def environment_pythons(checkout: Path, cache: Path, envs_dir: Path | None = None) -> dict[EnvironmentName, Path]:
-    """Return the Python of every environment, whether it is built or not.
-
-    Args:
-        checkout: Folder of the project; its lock files name the environments.
-        cache: Folder that clones share.
-        envs_dir: Folder with ready environments `<name>/` to use instead of those that the lock files name.
-    """
-    if envs_dir is not None:
-        return {name: envs_dir / name / "bin" / "python" for name in ENVIRONMENTS}
-    return {name: cache / "envs" / f"{name}-{lock_digest(checkout, name)}" / "bin" / "python" for name in ENVIRONMENTS}
 
 
 @dataclass(frozen=True)

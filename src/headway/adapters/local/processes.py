@@ -88,7 +88,11 @@ class _UnixConnection(http.client.HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self.path))
+        try:
+            self.sock.connect(str(self.path))
+        except OSError:
+            self.sock.close()
+            raise
 
 
 class _UnixTransport(xmlrpc.client.Transport):
@@ -99,7 +103,9 @@ class _UnixTransport(xmlrpc.client.Transport):
         self.path = path
 
     def make_connection(self, host: Any) -> http.client.HTTPConnection:  # noqa: ARG002
-        return _UnixConnection(self.path)
+        connection = _UnixConnection(self.path)
+        self._connection = (host, connection)  # where `close` looks for it
+        return connection
 
 
 class Supervisor:

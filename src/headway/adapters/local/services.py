@@ -45,7 +45,15 @@ def services(layout: LocalLayout) -> dict[str, Service]:
         Service(GATEWAY, _envoy(layout), layout.child_env("airflow"), layout.envoy, stop_wait_s=5),
         Service(
             METRICS,
-            (str(layout.python("airflow")), "-m", "headway.adapters.local.scrape"),
+            (
+                str(layout.python("airflow")),
+                "-m",
+                "headway.adapters.local.scrape",
+                str(layout.home),
+                str(layout.cache),
+                str(layout.base_port),
+                str(layout.checkout),
+            ),
             layout.child_env("airflow", extra={"HEADWAY_CODE": code_digest(layout.checkout)}),
             layout.metrics,
             stop_wait_s=5,

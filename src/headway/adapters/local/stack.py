@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -323,16 +322,3 @@ def _remove_sockets(layout: LocalLayout) -> None:
     for name in ("filer", "s3"):
         port = layout.port("SeaweedFS filer gRPC" if name == "filer" else "SeaweedFS S3 gRPC")
         Path(f"/tmp/seaweedfs-{name}-grpc-{port}.sock").unlink(missing_ok=True)  # noqa: S108
-
-
-def clean(layout: LocalLayout) -> None:
-    """Delete the state of a stack that is down.
-
-    Raises:
-        Conflict: Something of it still runs.
-    """
-    running = strays(_mark(layout))
-    if running:
-        message = f"{len(running)} processes of the stack in {layout.home} run; run `headway down` first"
-        raise Conflict(message, pids=running)
-    shutil.rmtree(layout.home, ignore_errors=True)

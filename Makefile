@@ -1,0 +1,36 @@
+# Everything that is done with headway, as verbs. `make` alone lists them.
+SHELL := bash
+.DEFAULT_GOAL := help
+.PHONY: help setup up down demo doctor check test test-all docs clean
+
+help:  ## List the verbs
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup:  ## Build the environments from local/locks (about 10 minutes and 10 GiB once, in ~/.cache/headway)
+	@local/setup.sh
+
+up: setup  ## Start the embedded stack: Airflow, MLflow, S3, gateway
+	@bin/headway up
+
+down:  ## End everything of the stack, and prove that nothing is left
+	@bin/headway down
+
+demo: setup  ## Release a real model, end to end, with live progress
+	@bin/headway demo
+
+doctor: setup  ## Say what this machine lacks, and what to do
+	@bin/headway doctor
+
+check: setup  ## Lint, format, types, import contracts, unit tests (under two minutes)
+	@local/check.sh --tests
+
+test: setup  ## Everything that passes on this machine, the demo included
+	@local/test.sh
+
+test-all: test  ## The same; tests that need a GPU or a cluster say so and skip
+
+docs: setup  ## Build the documentation into site/
+	@local/docs.sh
+
+clean: down  ## Delete the stack's state and what tools left in the checkout; keep environments and caches
+	@rm -rf "$${HEADWAY_HOME:-.headway}" site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,370 @@
+"""vLLM clusters on this machine: one Ray head each, on loopback, under supervisord.
+
+`clusters/<name>/` holds what was asked for (`spec.json`), what the cluster's program reads (`launch.json`, `serve.json`) and
+what it knows (`state.json`). The program is `headway.adapters.local.cluster_main`.
+
+Ray's own `ray stop` is never used: it ends every Ray of the machine, and leaves vLLM's processes behind.
+"""
+
+import fcntl
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import requests
+
+from headway.adapters.local import cluster_files as files
+from headway.adapters.local.cluster_files import ClusterRecord
+from headway.adapters.local.layout import CLUSTER_SLOTS, HOST, LocalLayout
+from headway.adapters.local.processes import ProcessState, Supervisor, end_strays, strays
+from headway.domain.cluster import APPLICATION, Capacity, ClusterSpec, ClusterStatus, serve_config
+from headway.domain.profile import Replicas
+from headway.errors import Conflict, NotFound, Refused
+from headway.units import GIB, MIB, format_bytes, format_seconds
+
+LOGICAL_CPUS = 32
+"""Ray's CPUs are tickets, not cores: a replica takes 2, the ingress 1. Enough that no floor fails for want of tickets."""
+
+OBJECT_STORE_BYTES = 80 * MIB
+"""Ray's least is 75 MiB; Serve LLM puts next to nothing there."""
+
+STOP_WAIT_S = 30
+MOST_LIVES = 3
+"""A cluster that died this often before its application ever ran has failed."""
+
+API_TIMEOUT_S, PROBE_TIMEOUT_S = 10.0, 30.0
+
+HOOK = "headway.adapters.local.serve_hooks.LeanStart"
+
+CLUSTER_BYTES = 4.5 * GIB
+"""What a cluster with one small replica takes in all, measured (sum of PSS) with SmolLM2-135M and 0.25 GiB of KV cache."""
+
+
+class LocalClusters:
+    """The port `Clusters` on one machine.
+
+    Args:
+        layout: Where everything is.
+    """
+
+    def __init__(self, layout: LocalLayout) -> None:
+        self._layout = layout
+        self._supervisor = Supervisor(layout)
+
+    def apply(self, spec: ClusterSpec) -> ClusterStatus:
+        """Bring the cluster up, or adopt the running one of this name. Does not wait.
+
+        Raises:
+            Conflict: A cluster of this name runs something else.
+            Refused: All slots are taken, or their ports are in use.
+        """
+        with self._lock():
+            record = files.read(self._layout, spec.name)
+            if record is not None and record.spec.cluster_digest != spec.cluster_digest:
+                raise Conflict(
+                    f"cluster {spec.name} is there with digest {record.spec.cluster_digest[:12]}, asked for was "
+                    f"{spec.cluster_digest[:12]}; delete it first",
+                    cluster=spec.name,
+                )
+            slot = self._free_slot() if record is None else record.slot
+            asked_at = time.time() if record is None else record.asked_at
+            record = ClusterRecord(spec, slot, self._layout.cluster_ports(slot), asked_at)
+            self._write(record)
+        self._start(record)
+        return self.status(spec.name)
+
+    def status(self, name: str) -> ClusterStatus:
+        """Tell where the cluster stands: by supervisord, by Serve, and by an answer of the endpoint."""
+        record = files.read(self._layout, name)
+        if record is None:
+            return ClusterStatus(name=name, phase="absent")
+        process = self._supervisor.state(_program(name))
+        failure = self._failure(record, process)
+        if failure:
+            return _status(record, "failed", failure)
+        try:
+            reply = requests.get(f"{record.dashboard_url}/api/serve/applications/", timeout=API_TIMEOUT_S)
+            found = reply.json()["applications"].get(APPLICATION) if reply.ok else None
+        except (requests.RequestException, ValueError, KeyError):
+            found = None
+        if not found:
+            return _status(record, "starting", f"Ray is starting, {_since(process)}")
+        return self._by_application(record, process, found)
+
+    def list(self, model: str | None = None) -> Sequence[ClusterStatus]:
+        """Return every cluster of headway, or those of one model."""
+        return [self.status(r.spec.name) for r in files.every(self._layout) if model in (None, r.spec.model)]
+
+    def delete(self, name: str) -> None:
+        """End the cluster and all its processes; returns when nothing of it is left. Absent is fine."""
+        folder = files.folder(self._layout, name)
+        record = files.read(self._layout, name)
+        self._supervisor.remove(_program(name))
+        end_strays(self._mark(name))
+        if record is not None:
+            shutil.rmtree(self._temp_dir(record.slot), ignore_errors=True)
+        with self._lock():
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def floor(self, name: str, replicas: Replicas) -> None:
+        """Change the replica range in place; the cluster's program gives it to Serve within a second.
+
+        Raises:
+            NotFound: There is no such cluster.
+        """
+        with self._lock():
+            record = files.read(self._layout, name)
+            if record is None:
+                known = ", ".join(r.spec.name for r in files.every(self._layout)) or "none"
+                raise NotFound(f"no cluster {name}; there are: {known}", cluster=name)
+            spec = record.spec.model_copy(update={"replicas": replicas})
+            self._write(ClusterRecord(spec, record.slot, record.ports, record.asked_at))
+
+    def capacity(self) -> Capacity:
+        """Tell how much memory another cluster may take: what is available, less what starting clusters will take."""
+        memory = psutil.virtual_memory()
+        promised, waiting = 0, 0
+        for record in files.every(self._layout):
+            if (files.folder(self._layout, record.spec.name) / "ready.json").exists():
+                continue
+            missing = record.spec.memory_bytes - _used_bytes(strays(self._mark(record.spec.name)))
+            if missing > 0:
+                promised, waiting = promised + missing, waiting + 1
+        free = max(0, int(memory.available) - promised)
+        detail = f"{format_bytes(memory.available)} available"
+        if waiting:
+            detail += f", {format_bytes(promised)} promised to {waiting} that start"
+        if self._free_slots() == []:
+            free, detail = 0, f"all {CLUSTER_SLOTS} slots are taken"
+        return Capacity(free_bytes=free, total_bytes=int(memory.total), detail=detail)
+
+    def _start(self, record: ClusterRecord) -> None:
+        folder = files.folder(self._layout, record.spec.name)
+        self._supervisor.start(
+            _program(record.spec.name),
+            [str(self._layout.python("serve")), "-m", "headway.adapters.local.cluster_main", str(folder)],
+            env=self._layout.child_env("serve", extra=self._environment(record)),
+            directory=folder,
+            autorestart=True,
+            stop_wait_s=STOP_WAIT_S,
+        )
+
+    def _write(self, record: ClusterRecord) -> None:
+        folder = files.folder(self._layout, record.spec.name)
+        files.write_json(folder / "serve.json", _serve_config(record))
+        files.write_json(
+            folder / "launch.json",
+            {
+                "command": ray_command(self._layout, record, self._temp_dir(record.slot)),
+                "dashboard_url": record.dashboard_url,
+                "application": APPLICATION,
+                "temp_dir": str(self._temp_dir(record.slot)),
+                "mark": self._mark(record.spec.name),
+            },
+        )
+        files.write(self._layout, record)
+
+    def _environment(self, record: ClusterRecord) -> dict[str, str]:
+        return {**RAY_ENVIRONMENT, "HEADWAY_CLUSTER": record.spec.name, "VLLM_CACHE_ROOT": str(self._layout.vllm_cache)}
+
+    def _mark(self, name: str) -> dict[str, str]:
+        return {"HEADWAY_STACK": self._layout.stack_mark, "HEADWAY_CLUSTER": name}
+
+    def _temp_dir(self, slot: int) -> Path:
+        """Return Ray's folder: short, because Ray adds 66 characters and a socket path has 107."""
+        return Path(f"/tmp/headway-{self._layout.stack_mark}-{slot}")  # noqa: S108 - made mode 700 by the cluster
+
+    def _failure(self, record: ClusterRecord, process: ProcessState) -> str:
+        log = self._layout.log(_program(record.spec.name))
+        if process.phase == "absent":
+            return "it does not run; `headway up` or the next release starts it"
+        if process.phase in ("fatal", "exited"):
+            return f"its program ended ({process.detail or process.phase}); see {log}"
+        state = files.read_json(files.folder(self._layout, record.spec.name) / "state.json") or {}
+        if state.get("lives", 0) > MOST_LIVES:
+            return f"it died {MOST_LIVES} times before its application ran; see {log}"
+        return ""
+
+    def _by_application(self, record: ClusterRecord, process: ProcessState, found: Mapping[str, Any]) -> ClusterStatus:
+        ready, target = _replicas(record, found)
+        status, message = str(found.get("status")), _last_line(str(found.get("message") or ""))
+        if status == "DEPLOY_FAILED":
+            logs = self._temp_dir(record.slot) / "session_latest" / "logs"
+            return _status(record, "failed", f"Serve: {message or status}; vLLM's own words are in {logs}")
+        if status != "RUNNING":
+            return _status(record, "starting", f"Serve: {message or status.lower()}, {_since(process)}", ready, target)
+        missing = self._unanswered(record, process)
+        return _status(record, "starting" if missing else "ready", missing, ready, target)
+
+    def _unanswered(self, record: ClusterRecord, process: ProcessState) -> str:
+        """Return what the endpoint does not do yet; empty if it lists the model and has answered in this life.
+
+        The completion is sampled, because a greedy one does not reach the code that fails without a compiler.
+        """
+        model, memory = record.spec.model, files.folder(self._layout, record.spec.name) / "ready.json"
+        try:
+            listed = requests.get(f"{record.endpoint}/v1/models", timeout=API_TIMEOUT_S)
+            if not listed.ok or model not in {item["id"] for item in listed.json()["data"]}:
+                return f"/v1/models does not list {model} (HTTP {listed.status_code})"
+            life = {"pid": process.pid, "started_at": process.started_at}
+            if files.read_json(memory) == life:
+                return ""
+            body = {"model": model, "prompt": "Hello", "max_tokens": 4, "temperature": 0.8}
+            answer = requests.post(f"{record.endpoint}/v1/completions", json=body, timeout=PROBE_TIMEOUT_S)
+            if not answer.ok or not answer.json()["choices"]:
+                return f"a completion got HTTP {answer.status_code}: {answer.text[:200]}"
+        except (requests.RequestException, ValueError, KeyError) as error:
+            return f"the endpoint does not answer yet ({type(error).__name__})"
+        files.write_json(memory, life)
+        return ""
+
+    def _free_slots(self) -> "list[int]":  # the method `list` hides the builtin here
+        taken = {record.slot for record in files.every(self._layout)}
+        return [slot for slot in range(CLUSTER_SLOTS) if slot not in taken]
+
+    def _free_slot(self) -> int:
+        busy = {}
+        for slot in self._free_slots():
+            first = self._layout.cluster_ports(slot).first
+            used = [port for port in range(first, first + files.NAMED_PORTS) if _in_use(port)]
+            if not used:
+                return slot
+            busy[slot] = used
+        ports = ", ".join(str(port) for used in busy.values() for port in used)
+        raise Refused(
+            f"no room for another cluster: {CLUSTER_SLOTS - len(busy)} of {CLUSTER_SLOTS} slots are taken"
+            + (f", and of the others ports {ports} are in use by other programs" if busy else "")
+            + "; delete a cluster, or set HEADWAY_BASE_PORT to a free range",
+            busy_ports=[port for used in busy.values() for port in used],
+        )
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        self._layout.clusters.mkdir(parents=True, exist_ok=True)
+        with (self._layout.clusters / ".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+RAY_ENVIRONMENT = {
+    # Without a C++ compiler the first sampled request would kill the engine.
+    "TORCHDYNAMO_DISABLE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Off by default on Linux; it is what keeps Ray on 127.0.0.1 instead of on every interface of the machine.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # Idle workers: none is started ahead of need, and the one that built the application (0.6 GB) is ended.
+    "RAY_num_prestart_python_workers": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_worker_prestart": "0",
+    "RAY_num_workers_soft_limit": "1",
+    # Ray's default is 15, which starves a serving cluster beside a busy scheduler.
+    "RAY_worker_niceness": "0",
+    "RAY_ROTATION_MAX_BYTES": str(20 * MIB),
+    "RAY_ROTATION_BACKUP_COUNT": "1",
+    "RAYLLM_ENABLE_REQUEST_PROMPT_LOGS": "0",
+}
+
+
+def ray_command(layout: LocalLayout, record: ClusterRecord, temp_dir: Path) -> list[str]:
+    """Return the command of a Ray head that shares no port with another and listens on loopback alone."""
+    at = record.ports.at
+    return [
+        str(layout.tool("serve", "ray")),
+        "start",
+        "--head",
+        "--block",
+        f"--node-ip-address={HOST}",
+        f"--port={at(files.GCS)}",
+        f"--dashboard-host={HOST}",
+        f"--dashboard-port={at(files.DASHBOARD)}",
+        f"--metrics-export-port={at(files.METRICS)}",
+        f"--ray-client-server-port={at(files.CLIENT)}",
+        f"--dashboard-agent-listen-port={at(files.AGENT_HTTP)}",
+        f"--dashboard-agent-grpc-port={at(files.AGENT_GRPC)}",
+        f"--runtime-env-agent-port={at(files.RUNTIME_ENV)}",
+        f"--object-manager-port={at(files.OBJECTS)}",
+        f"--node-manager-port={at(files.NODE)}",
+        f"--min-worker-port={record.ports.worker_first}",
+        f"--max-worker-port={record.ports.worker_last}",
+        f"--num-cpus={LOGICAL_CPUS}",
+        "--num-gpus=0",
+        f"--object-store-memory={OBJECT_STORE_BYTES}",
+        f"--temp-dir={temp_dir}",
+        "--include-log-monitor=false",
+        "--disable-usage-stats",
+        "--no-monitor",
+    ]
+
+
+def _serve_config(record: ClusterRecord) -> dict[str, Any]:
+    config = serve_config(record.spec, cpu=True, http_port=record.ports.at(files.HTTP), host=HOST)
+    for application in config["applications"]:
+        for llm in application["args"]["llm_configs"]:
+            llm["callback_config"] = {"callback_class": HOOK}
+    return config
+
+
+def _program(name: str) -> str:
+    return f"cluster-{name}"
+
+
+def _status(
+    record: ClusterRecord, phase: str, reason: str = "", ready: int = 0, target: int | None = None
+) -> ClusterStatus:
+    return ClusterStatus.model_validate(
+        {
+            "name": record.spec.name,
+            "phase": phase,
+            "reason": reason,
+            "endpoint": record.endpoint if phase == "ready" else None,
+            "replicas_ready": ready,
+            "replicas_target": record.spec.replicas.min if target is None else target,
+            "spec": record.spec,
+        }
+    )
+
+
+def _replicas(record: ClusterRecord, found: Mapping[str, Any]) -> tuple[int, int]:
+    deployment = found.get("deployments", {}).get(f"LLMServer:{record.spec.model}", {})
+    running = sum(replica.get("state") == "RUNNING" for replica in deployment.get("replicas", ()))
+    return running, int(deployment.get("target_num_replicas") or record.spec.replicas.min)
+
+
+def _since(process: ProcessState) -> str:
+    return f"{format_seconds(max(0.0, time.time() - process.started_at))} so far" if process.started_at else "not yet up"
+
+
+def _last_line(text: str) -> str:
+    """Return the last line of a message, which in a traceback is the error itself."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:400] if lines else ""
+
+
+def _in_use(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return True
+    return False
+
+
+def _used_bytes(pids: Sequence[int]) -> int:
+    """Return what processes hold, shared pages once (PSS); some may end meanwhile."""
+    total = 0
+    for pid in pids:
+        try:
+            total += int(psutil.Process(pid).memory_full_info().pss)
+        except psutil.Error:
+            continue
+    return total

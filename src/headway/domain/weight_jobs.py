@@ -1,0 +1,65 @@
+"""Input and output of the pod programs that make and move weights."""
+
+from typing import Literal
+
+from headway.domain.model import SourceFile
+from headway.domain.profile import Quality
+from headway.domain.release import QualityFigures
+from headway.domain.value import Value
+from headway.domain.weights import Recipe
+
+
+class QuantizeJob(Value):
+    """Make an artifact of a source, and the source's reference."""
+
+    source_digest: str
+    files: tuple[SourceFile, ...]
+    recipe: Recipe
+    artifact_digest: str
+    artifact_uri: str
+    """Where the artifact's files go: an `s3://` address that ends in a slash."""
+    reference_uri: str
+    texts: tuple[str, ...]
+    """The fixed texts, so that the program measures what the plan names."""
+    prompt_set_digest: str
+    quality: Quality
+    """A source beyond these limits is not worth quantizing."""
+    stable: QualityFigures | None = None
+    """Figures of stable's source on the same texts."""
+
+
+class QuantizeResult(Value):
+    """What the quantize program did."""
+
+    outcome: Literal["made", "found", "refused"]
+    """`refused`: the source's own figures are beyond the limits, so nothing was made."""
+    reason: str = ""
+    artifact_digest: str
+    content_digest: str | None = None
+    source_bytes: int
+    artifact_bytes: int | None = None
+    seconds: dict[str, float] = {}
+    """Time of each part: fetch, reference, quantize, upload."""
+    tools: dict[str, str] = {}
+
+
+class StageJob(Value):
+    """Bring an artifact to this node."""
+
+    artifact_digest: str
+    artifact_uri: str
+    dest_root: str
+    """Directory below which artifacts lie, each in a directory named by its digest."""
+
+
+class StageResult(Value):
+    """What the stage program did."""
+
+    outcome: Literal["staged", "hit"]
+    """`hit`: another run had staged it."""
+    path: str
+    artifact_digest: str
+    size_bytes: int
+    resumed_bytes: int = 0
+    """Bytes that an earlier, ended run had left and that proved right."""
+    seconds: float

@@ -1,0 +1,146 @@
+"""The quantize program: `python -m headway.pods.quantize job.json`.
+
+Measures the source on the fixed texts and stores that first; stops there if the source is not worth more. Then makes
+the artifact by its recipe, and publishes it. Runs in the quantize environment. The same input gives the same bytes.
+"""
+
+import importlib.metadata
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headway.adapters.s3.client import S3Client
+from headway.domain.release import Reference
+from headway.domain.value import canonical_json
+from headway.domain.weight_jobs import QuantizeJob, QuantizeResult
+from headway.domain.weights import Manifest, WeightFile
+from headway.judge.source import refusal, source_checks
+from headway.pods import publish
+from headway.pods.fetch import Fetcher, Item
+from headway.pods.io import Progress, part_of, run_program
+from headway.pods.stage import connection_of
+
+TOOLS = ("torch", "transformers", "llmcompressor", "compressed-tensors", "safetensors")
+"""Their versions go into the manifest."""
+
+
+def run(job: QuantizeJob, client: S3Client, folder: Path, progress: Progress) -> QuantizeResult:
+    """Make the reference and the artifact, or find them.
+
+    Args:
+        job: What to make.
+        client: The store, as a role that may read sources and write headway's bucket.
+        folder: Scratch space; a retried program finds there what was downloaded.
+        progress: Told how far it is.
+
+    Raises:
+        ConfigError: This version cannot build the recipe.
+        IntegrityError: The source changed, or the result is broken.
+        ModelRejected: transformers cannot load the source.
+    """
+    seconds: dict[str, float] = {}
+    source_dir, target_dir = folder / "source", folder / "artifact"
+    items = [Item(file.path, file.uri, file.size_bytes, file.sha256) for file in job.files]
+    with _timed(seconds, "fetch"):
+        fetcher = Fetcher(client, source_dir, folder / "source.journal")
+        fetched = fetcher.fetch(items, part_of(progress, 0, 20))
+    with _timed(seconds, "reference"):
+        reference = _reference(job, client, source_dir, part_of(progress, 20, 60))
+    result = QuantizeResult(
+        outcome="refused",
+        artifact_digest=job.artifact_digest,
+        source_bytes=sum(file.size_bytes for file in job.files),
+        seconds=seconds,
+        tools={name: importlib.metadata.version(name) for name in TOOLS},
+    )
+    why = refusal(source_checks(reference.figures, job.stable, job.quality))
+    if why is not None:
+        progress(100, "the source is beyond the limits; nothing was made")
+        _clean(folder)
+        return result.model_copy(update={"reason": why})
+    kept = client.read_json(job.artifact_uri + "manifest.json")
+    if kept is not None:
+        manifest, outcome = Manifest.model_validate(dict(kept)), "found"
+    else:
+        outcome = "made"
+        if job.recipe.keeps_bytes:
+            with _timed(seconds, "copy"):
+                files = tuple(
+                    WeightFile(path=i.path, size_bytes=i.size_bytes, sha256=i.sha256, parts=fetched.parts[i.path])
+                    for i in sorted(items)
+                )
+                publish.copy(client, job.files, fetcher.etags, job.artifact_uri, part_of(progress, 60, 95))
+        else:
+            with _timed(seconds, "quantize"):
+                progress(60, f"quantizing to {job.recipe.scheme}")
+                files = _compress(job, source_dir, target_dir)
+            with _timed(seconds, "upload"):
+                publish.upload(client, target_dir, files, job.artifact_uri, part_of(progress, 85, 98))
+        manifest = publish.publish(client, _manifest(job, files, result.tools), job.artifact_uri)
+    progress(100, "the artifact is there")
+    _clean(folder)
+    return result.model_copy(
+        update={
+            "outcome": outcome,
+            "content_digest": manifest.content_digest,
+            "artifact_bytes": manifest.size_bytes,
+        }
+    )
+
+
+def _reference(job: QuantizeJob, client: S3Client, source_dir: Path, progress: Progress) -> Reference:
+    """Return the stored reference, or make and store it: once per source and set of texts."""
+    known = client.read_json(job.reference_uri)
+    if known is not None:
+        return Reference.model_validate(dict(known))
+    from headway.pods.reference import measure
+
+    made = measure(source_dir, job.texts, job.source_digest, job.prompt_set_digest, progress)
+    return Reference.model_validate_json(client.keep(job.reference_uri, canonical_json(made)))
+
+
+def _compress(job: QuantizeJob, source_dir: Path, target_dir: Path) -> tuple[WeightFile, ...]:
+    from headway.pods.compress import compress
+
+    shutil.rmtree(target_dir, ignore_errors=True)
+    target_dir.mkdir()
+    compress(source_dir, target_dir, job.recipe)
+    return publish.list_files(target_dir)
+
+
+def _manifest(job: QuantizeJob, files: tuple[WeightFile, ...], tools: dict[str, str]) -> Manifest:
+    provenance = {"source_digest": job.source_digest, "scheme": job.recipe.scheme, **tools}
+    return Manifest(artifact_digest=job.artifact_digest, files=files, provenance=provenance)
+
+
+def _clean(folder: Path) -> None:
+    """Free the scratch space; the store has what counts."""
+    shutil.rmtree(folder / "source", ignore_errors=True)
+    shutil.rmtree(folder / "artifact", ignore_errors=True)
+    (folder / "source.journal").unlink(missing_ok=True)
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        seconds[name] = round(time.monotonic() - started, 2)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the program in the current folder; return its exit code."""
+
+    def work(job: QuantizeJob, progress: Progress) -> QuantizeResult:
+        return run(job, S3Client(connection_of(os.environ)), Path.cwd(), progress)
+
+    return run_program(arguments, QuantizeJob, work)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,62 @@
+"""Step 5: the artifact comes to the node, verified, and appears there by one rename."""
+
+from headway.domain.job import Job, JobStatus
+from headway.domain.release import ReleasePlan
+from headway.domain.value import digest, short
+from headway.domain.weight_jobs import StageJob, StageResult
+from headway.errors import ConfigError, IntegrityError, NotFound
+from headway.ports import Jobs, WeightStore
+from headway.release.quantize import job_error
+
+
+def begin(plan: ReleasePlan, jobs: Jobs, weights: WeightStore) -> JobStatus:
+    """Start the job, or adopt it. A job that ended well is adopted too: `finish` checks what it left.
+
+    Raises:
+        ConfigError: The plan's directory is not named by its artifact.
+        NotFound: The artifact is not (or no longer) in the store.
+    """
+    if weights.manifest(plan.artifact_digest) is None:
+        raise NotFound(
+            f"artifact {short(plan.artifact_digest)} is not in the store; run the step quantize again",
+            artifact_digest=plan.artifact_digest,
+        )
+    return jobs.submit(_job(plan, weights))
+
+
+def finish(plan: ReleasePlan, jobs: Jobs, weights: WeightStore) -> StageResult:
+    """Check that the node has the artifact.
+
+    Raises:
+        IntegrityError: The job staged something else than the plan names.
+        HeadwayError: The job failed, as its class says.
+    """
+    status = jobs.status(_job(plan, weights).name)
+    if status.phase != "succeeded" or status.result is None:
+        raise job_error(status, "stage")
+    result = StageResult.model_validate(status.result)
+    if result.artifact_digest != plan.artifact_digest or result.path != plan.cluster.model_dir:
+        raise IntegrityError(
+            f"job {status.name} staged {short(result.artifact_digest)} at {result.path}, the plan names "
+            f"{short(plan.artifact_digest)} at {plan.cluster.model_dir}",
+            path=result.path,
+        )
+    return result
+
+
+def _job(plan: ReleasePlan, weights: WeightStore) -> Job:
+    root, _, name = plan.cluster.model_dir.rpartition("/")
+    if name != plan.artifact_digest or not root:
+        raise ConfigError(f"the plan's directory {plan.cluster.model_dir} is not named by its artifact; plan again")
+    payload = StageJob(
+        artifact_digest=plan.artifact_digest,
+        artifact_uri=weights.artifact_uri(plan.artifact_digest),
+        dest_root=root,
+    )
+    return Job(
+        name=f"stage-{short(plan.artifact_digest)}-{digest(payload)[:6]}",
+        program="stage",
+        environment="airflow",
+        payload=payload.to_json(),
+        deadline_s=plan.profile.deadlines.stage_s,
+    )

@@ -1,0 +1,428 @@
+"""The bench program against servers that answer well, badly or not at all: none of the bad ones is ever promoted."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from headway.domain.bench import BenchJob, BenchResult, RequestRecord, SideTarget
+from headway.domain.job import EXIT_DONE, EXIT_FAILED, EXIT_RETRY
+from headway.domain.profile import Canary
+from headway.domain.release import QualityFigures
+from headway.errors import BackendUnavailable
+from headway.judge.quantiles import latencies
+from headway.judge.records import Run, faults, parse
+from headway.judge.verdict import Analysis, analyse
+from headway.pods import bench
+from headway.pods.bench_load import schedule
+from tests.fake_vllm import FakeVllm
+
+
+@pytest.fixture
+def stable() -> Iterator[FakeVllm]:
+    with FakeVllm(release="stable-1", ttft_ms=10, itl_ms=1) as server:
+        yield server
+
+
+@pytest.fixture
+def candidate() -> Iterator[FakeVllm]:
+    with FakeVllm(release="candidate-1", ttft_ms=10, itl_ms=1) as server:
+        yield server
+
+
+def make_job(stable: FakeVllm | None, candidate: FakeVllm, **changes: Any) -> BenchJob:
+    canary: dict[str, Any] = {
+        "blocks": 5,
+        "requests_per_block": 10,
+        "rate_per_s": 60,
+        "max_tokens": 4,
+        "warmup_requests": 2,
+        # Wide, because these tests are about failures, and the machine that runs them may be busy.
+        "p50_margin": 3.0,
+        "p95_margin": 9.0,
+        "error_margin_pct": 15,
+        "max_lag_ms": 5000,
+        "request_timeout_s": 10,
+        "first_ttft_p95_ms": 5000,
+        "first_tpot_p95_ms": 5000,
+        **changes.pop("canary", {}),
+    }
+    targets = [SideTarget(side="candidate", base_url=candidate.url, served_model="m", release="candidate-1")]
+    if stable:
+        targets.insert(0, SideTarget(side="stable", base_url=stable.url, served_model="m", release="stable-1"))
+    return BenchJob(
+        release="candidate-1", targets=tuple(targets), canary=Canary.model_validate(canary), seed=7, **changes
+    )
+
+
+def measure(job: BenchJob, folder: Path) -> tuple[BenchResult, Run, Analysis]:
+    """Run the benchmark and judge its records as the release does."""
+    result = asyncio.run(bench.run(job, folder, lambda percent, message: None))
+    run = parse((folder / job.records_path).read_bytes())
+    checks = bench.quality_checks(job, result.answers, result.served, result.quality_error)
+    return result, run, analyse(run.records, run.summaries, job.canary, checks, paired=job.paired)
+
+
+def side(run: Run, name: str) -> list[RequestRecord]:
+    return [r for r in run.records if r.side == name]
+
+
+def test_two_equal_sides_are_promoted_from_equal_requests(
+    stable: FakeVllm, candidate: FakeVllm, tmp_path: Path
+) -> None:
+    job = make_job(stable, candidate)
+    result, run, analysis = measure(job, tmp_path)
+
+    assert analysis.verdict.decision == "PROMOTE", analysis.verdict.sentence
+    assert faults(run.records, run.summaries, job.canary, paired=True) == []
+    assert [(r.index, r.prompt_sha256, r.scheduled_s, r.sampled) for r in side(run, "stable")] == [
+        (r.index, r.prompt_sha256, r.scheduled_s, r.sampled) for r in side(run, "candidate")
+    ]
+    assert [s.sent_first for s in run.summaries[:3]] == ["stable", "candidate", "stable"]
+    assert {r.served_release for r in side(run, "candidate")} == {"candidate-1"}
+    assert {r.output_tokens for r in run.records} == {4}
+    assert result.seconds.keys() >= {"quality", "warmup", "blocks"}
+
+
+def test_no_prompt_is_ever_seen_twice_and_some_are_sampled(
+    stable: FakeVllm, candidate: FakeVllm, tmp_path: Path
+) -> None:
+    """A prefix cache must not flatter a side, and the engine's sampler must have run."""
+    measure(make_job(stable, candidate), tmp_path)
+
+    starts = [body["prompt"][:16] for body in candidate.bodies]
+    assert len(starts) == len(set(starts)) > 40
+    assert {body["temperature"] for body in candidate.bodies} == {0.0, 0.8}
+    assert all(body["ignore_eos"] and body["stream_options"]["include_usage"] for body in candidate.bodies)
+
+
+def test_schedules_follow_from_the_seed(stable: FakeVllm, candidate: FakeVllm) -> None:
+    job = make_job(stable, candidate)
+
+    assert schedule(job, 3) == schedule(job, 3)
+    assert schedule(job, 3) != schedule(job, 4)
+    assert schedule(job, 3) != schedule(job.model_copy(update={"seed": 8}), 3)
+
+
+BAD_MODES = {
+    "silent": "no text within",
+    "hang": "no answer within",
+    "http_500": "HTTP 500",
+    "http_503": "HTTP 503",
+    "http_429": "HTTP 429",
+    "sse_error": "error after HTTP 200: EngineDeadError",
+    "empty": "empty completion",
+    "reset": "Error",
+    "cut": "the stream was cut",
+    "wrong_model": "answered as model 'another'",
+    "not_json": "no JSON",
+}
+
+
+@pytest.mark.parametrize("mode", BAD_MODES)
+def test_a_candidate_that_turns_bad_is_rolled_back_soon(
+    mode: str, stable: FakeVllm, candidate: FakeVllm, tmp_path: Path
+) -> None:
+    candidate.behaviour.mode, candidate.behaviour.mode_after = mode, 16
+
+    canary = {"request_timeout_s": 1.5} if mode in ("silent", "hang") else {}
+    _, run, analysis = measure(make_job(stable, candidate, canary=canary), tmp_path)
+
+    assert analysis.verdict.decision == "ROLLBACK", analysis.verdict.sentence
+    assert len(run.summaries) <= 3
+    assert any(BAD_MODES[mode] in (r.error or "") for r in side(run, "candidate"))
+    assert not any(r.error for r in side(run, "stable"))
+
+
+@pytest.mark.parametrize("mode", ["hang", "http_503", "reset"])
+def test_a_bad_stable_holds(mode: str, stable: FakeVllm, candidate: FakeVllm, tmp_path: Path) -> None:
+    stable.behaviour.mode, stable.behaviour.mode_after = mode, 16
+
+    assert (
+        measure(make_job(stable, candidate, canary={"request_timeout_s": 1.5}), tmp_path)[2].verdict.decision == "HOLD"
+    )
+
+
+def test_both_sides_bad_hold(stable: FakeVllm, candidate: FakeVllm, tmp_path: Path) -> None:
+    """When the way to both is broken, nothing is known about the candidate."""
+    for server in (stable, candidate):
+        server.behaviour.mode, server.behaviour.mode_after = "http_503", 16
+
+    assert measure(make_job(stable, candidate), tmp_path)[2].verdict.decision == "HOLD"
+
+
+def test_missing_token_counts_hold(stable: FakeVllm, candidate: FakeVllm, tmp_path: Path) -> None:
+    candidate.behaviour.mode = "no_usage"
+
+    assert measure(make_job(stable, candidate), tmp_path)[2].verdict.decision == "HOLD"
+
+
+def test_an_answer_from_another_release_is_a_failure(stable: FakeVllm, candidate: FakeVllm, tmp_path: Path) -> None:
+    """Otherwise stable could be measured twice, and would win against itself."""
+    candidate.behaviour.release = "stable-1"
+
+    _, run, analysis = measure(make_job(stable, candidate), tmp_path)
+
+    assert analysis.verdict.decision == "ROLLBACK"
+    assert "answered by release 'stable-1'" in (side(run, "candidate")[0].error or "")
+
+
+@pytest.mark.parametrize("mode", ["role_only", "reasoning"])
+def test_the_first_text_counts_not_the_first_chunk(
+    mode: str, stable: FakeVllm, candidate: FakeVllm, tmp_path: Path
+) -> None:
+    candidate.behaviour.mode, candidate.behaviour.ttft_ms = mode, 60
+
+    _, run, _ = measure(make_job(stable, candidate, canary={"blocks": 2}), tmp_path)
+
+    assert min(r.ttft_ms or 0 for r in side(run, "candidate")) >= 59
+
+
+def test_a_first_release_is_held_to_its_limits(candidate: FakeVllm, tmp_path: Path) -> None:
+    result, run, analysis = measure(make_job(None, candidate), tmp_path)
+
+    assert (analysis.verdict.decision, result.paired) == ("PROMOTE", False)
+    assert len(run.summaries) == 3
+
+
+def test_a_slow_first_release_is_rolled_back(candidate: FakeVllm, tmp_path: Path) -> None:
+    job = make_job(None, candidate, canary={"first_ttft_p95_ms": 5})
+
+    assert measure(job, tmp_path)[2].verdict.decision == "ROLLBACK"
+
+
+REFERENCE = QualityFigures(
+    prompt_set_digest="p", engine="e", tokens=5, nll=10.0, per_text_nll=(4.0, 6.0), per_text_tokens=(2, 3)
+)
+TOKENS = ((1, 2, 3), (4, 5, 6, 7))
+
+
+def test_served_likelihoods_are_those_of_the_server(stable: FakeVllm, candidate: FakeVllm, tmp_path: Path) -> None:
+    job = make_job(stable, candidate, reference=REFERENCE, reference_token_ids=TOKENS, engine="fake 1")
+
+    result, _, analysis = measure(job, tmp_path)
+
+    assert result.served is not None
+    assert (result.served.per_text_nll, result.served.per_text_tokens) == ((4.0, 6.0), (2, 3))
+    assert analysis.verdict.decision == "PROMOTE"
+
+
+def test_worse_likelihoods_are_rolled_back_without_a_block(
+    stable: FakeVllm, candidate: FakeVllm, tmp_path: Path
+) -> None:
+    candidate.behaviour.nll_per_token = 3.0
+    job = make_job(stable, candidate, reference=REFERENCE, reference_token_ids=TOKENS)
+
+    _, run, analysis = measure(job, tmp_path)
+
+    assert (analysis.verdict.decision, len(run.summaries)) == ("ROLLBACK", 0)
+    assert "perplexity" in analysis.verdict.sentence
+
+
+def test_a_server_without_likelihoods_holds_and_says_what_is_missing(
+    stable: FakeVllm, candidate: FakeVllm, tmp_path: Path
+) -> None:
+    candidate.behaviour.mode = "no_logprobs"
+    job = make_job(stable, candidate, reference=REFERENCE, reference_token_ids=TOKENS)
+
+    verdict = measure(job, tmp_path)[2].verdict
+
+    assert verdict.decision == "HOLD"
+    assert "prompt_logprobs" in verdict.sentence
+
+
+def test_a_candidate_that_repeats_itself_is_rolled_back(stable: FakeVllm, candidate: FakeVllm, tmp_path: Path) -> None:
+    candidate.behaviour.answer, candidate.behaviour.finish_reason = "the " * 96, "length"
+
+    assert measure(make_job(stable, candidate), tmp_path)[2].verdict.decision == "ROLLBACK"
+
+
+def test_live_load_of_stable_is_added_to_the_candidate(stable: FakeVllm, candidate: FakeVllm, tmp_path: Path) -> None:
+    """Users ask stable 40 times a second: the candidate gets as much on top (design rule 13.4)."""
+    began = time.monotonic()
+
+    class Counting(FakeVllm):
+        @property
+        def total(self) -> float:  # type: ignore[override]
+            return (time.monotonic() - began) * 40 + stable.seen["/v1/completions"]
+
+    with Counting() as envoy:
+        job = make_job(stable, candidate, live_rate_url=f"{envoy.url}/stats", live_cluster="stable")
+        _, run, _ = measure(job, tmp_path)
+
+    rates = [s.live_rate_per_s for s in run.summaries]
+    assert rates == pytest.approx([40] * len(rates), rel=0.35)
+    extra = candidate.seen["/v1/completions"] - stable.seen["/v1/completions"]
+    assert extra == pytest.approx(sum(s.live_sent for s in run.summaries), abs=8)
+    assert extra > 5
+    assert len(side(run, "candidate")) == len(side(run, "stable"))
+
+
+def test_a_busy_stable_is_left_alone_and_the_block_is_void(
+    stable: FakeVllm, candidate: FakeVllm, tmp_path: Path
+) -> None:
+    stable.active = 9
+    job = make_job(
+        stable,
+        candidate,
+        live_rate_url=f"{stable.url}/stats",
+        live_cluster="stable",
+        headroom_active=8,
+        headroom_wait_s=0,
+    )
+
+    _, run, analysis = measure(job, tmp_path)
+
+    assert analysis.verdict.decision == "HOLD"
+    assert run.records == ()
+    assert "in flight" in run.summaries[0].reason
+
+
+def test_a_restarted_job_goes_on_after_the_last_whole_block(
+    stable: FakeVllm, candidate: FakeVllm, tmp_path: Path
+) -> None:
+    """A killed generator costs the block it was in, not those before."""
+    job = make_job(stable, candidate)
+    _, whole, _ = measure(job, tmp_path)
+    path = tmp_path / job.records_path
+    lines = path.read_bytes().split(b"\n")
+    second = [k for k, line in enumerate(lines) if line.startswith(b'{"block"')][1]
+    path.write_bytes(b"\n".join(lines[: second + 4]) + b'\n{"request":{"blo')
+
+    _, run, analysis = measure(job, tmp_path)
+
+    assert analysis.verdict.decision == "PROMOTE"
+    kept = [r for r in whole.records if r.block < 2]
+    assert list(run.records[: len(kept)]) == kept
+    assert faults(run.records, run.summaries, job.canary, paired=True) == []
+    later = [r for r in run.records if r.block == 2]
+    assert min(r.scheduled_s for r in later) > max(r.ended_s or 0 for r in kept)
+    assert {r.prompt_sha256 for r in later} == {r.prompt_sha256 for r in whole.records if r.block == 2}
+
+
+def test_records_of_another_job_are_not_continued(stable: FakeVllm, candidate: FakeVllm, tmp_path: Path) -> None:
+    measure(make_job(stable, candidate), tmp_path)
+    other = make_job(stable, candidate, canary={"max_tokens": 5})
+
+    _, run, _ = measure(other, tmp_path)
+
+    assert {r.output_tokens for r in run.records} == {5}
+
+
+def test_an_unreachable_stable_is_tried_again_later(
+    candidate: FakeVllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "REACH_WAIT_S", 0.1)
+    gone = FakeVllm(port=1)
+
+    with pytest.raises(BackendUnavailable, match="stable at"):
+        measure(make_job(gone, candidate), tmp_path)
+
+
+def _program(folder: Path, job: Any) -> subprocess.CompletedProcess[str]:
+    (folder / "job.json").write_text(json.dumps(job))
+    return subprocess.run(
+        [sys.executable, "-m", "headway.pods.bench", "job.json"],
+        cwd=folder,
+        env={"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_program_leaves_result_and_progress(stable: FakeVllm, candidate: FakeVllm, tmp_path: Path) -> None:
+    done = _program(tmp_path, make_job(stable, candidate).to_json())
+
+    assert done.returncode == EXIT_DONE, done.stderr
+    result = BenchResult.model_validate_json((tmp_path / "result.json").read_bytes())
+    assert len(result.blocks) >= 4
+    assert json.loads((tmp_path / "progress.json").read_bytes())["progress_pct"] == 100
+
+
+def test_the_program_refuses_a_job_it_does_not_understand(tmp_path: Path) -> None:
+    done = _program(tmp_path, {"release": "r"})
+
+    assert done.returncode == EXIT_FAILED
+    assert "is not a bench job" in json.loads((tmp_path / "result.json").read_bytes())["error"]
+
+
+def test_the_program_asks_to_be_tried_again_without_a_store(
+    stable: FakeVllm, candidate: FakeVllm, tmp_path: Path
+) -> None:
+    """Records that cannot be handed over are kept, and the next try only hands them over."""
+    job = make_job(stable, candidate, records_uri="s3://headway/bench/r/records.jsonl").to_json()
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    environment = {
+        "PYTHONPATH": ":".join(sys.path),
+        "PATH": "/usr/bin:/bin",
+        "HEADWAY_S3_ENDPOINT": "http://127.0.0.1:1",
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    command = [sys.executable, "-m", "headway.pods.bench", "job.json"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=120, check=False)
+
+    assert done.returncode == EXIT_RETRY
+    assert json.loads((tmp_path / "result.json").read_bytes())["kind"] == "BackendUnavailable"
+    assert parse((tmp_path / "records.jsonl").read_bytes()).summaries
+
+
+def _server_process(port_file: Path, **options: Any) -> "subprocess.Popen[bytes]":
+    given = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    command = [sys.executable, "-m", "tests.fake_vllm", "--port", "0", "--port-file", str(port_file), *given]
+    return subprocess.Popen(command, env={"PYTHONPATH": ":".join(sys.path)})
+
+
+async def _until_up(url: str) -> None:
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
+        assert response.status == 200
+
+
+def test_injected_latencies_are_found_again(tmp_path: Path) -> None:
+    """Servers in processes of their own: 40 ms and 5 ms a token on one side, twice that on the other."""
+    servers, targets = [], []
+    try:
+        for name, factor in (("stable", 1), ("candidate", 2)):
+            port_file = tmp_path / name
+            servers.append(_server_process(port_file, release=name, ttft_ms=40 * factor, itl_ms=5 * factor))
+            until = time.monotonic() + 30
+            while not port_file.exists():
+                assert time.monotonic() < until, f"the fake {name} did not start"
+                assert servers[-1].poll() is None
+                time.sleep(0.05)
+            url = f"http://127.0.0.1:{port_file.read_text()}"
+            asyncio.run(_until_up(url))
+            targets.append(SideTarget(side=name, base_url=url, served_model="m", release=name))  # type: ignore[arg-type]
+        canary = Canary(
+            blocks=4,
+            requests_per_block=20,
+            rate_per_s=15,
+            max_tokens=16,
+            p50_margin=0.5,
+            p95_margin=0.5,
+            error_margin_pct=20,
+        )
+        job = BenchJob(release="candidate", targets=tuple(targets), canary=canary, seed=1)
+        _, run, analysis = measure(job, tmp_path)
+    finally:
+        for server in servers:
+            server.terminate()
+            server.wait(10)
+
+    assert analysis.verdict.decision == "ROLLBACK", analysis.verdict.sentence
+    for name, factor in (("stable", 1), ("candidate", 2)):
+        found = latencies(side(run, name))
+        # Sleeping and the way over loopback add 2 to 3 ms on a quiet machine.
+        assert 40 * factor - 1 <= (found["ttft_p50"] or 0) <= 40 * factor + 15
+        assert found["tpot_p50"] == pytest.approx(5 * factor, rel=0.15)

@@ -1,0 +1,64 @@
+"""great-expectations against tables that are right, and against each way of being wrong."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from headway.adapters.expectations import ExpectationChecks
+from headway.errors import ConfigError
+from headway.judge.records import rows
+from tests.unit.judge.data import failed, make_canary, make_run
+
+CHECKS = ExpectationChecks()
+Rows = list[dict[str, Any]]
+
+
+def table(alter: Any = None) -> Rows:
+    return rows(make_run(make_canary(), blocks=2, alter=alter)[0])
+
+
+def test_good_records_hold_all_expectations() -> None:
+    assert CHECKS.check("bench_records", table()) == []
+
+
+def test_failed_requests_are_data_not_faults() -> None:
+    """A candidate that fails must be judged, not excused as a broken table."""
+    records = table(lambda r: failed(r) if r.side == "candidate" else r)
+
+    assert CHECKS.check("bench_records", records) == []
+
+
+def _set(**values: Any) -> Callable[[Rows], Rows]:
+    return lambda found: [{**found[0], **values}, *found[1:]]
+
+
+def _without(column: str) -> Callable[[Rows], Rows]:
+    return lambda found: [{k: v for k, v in row.items() if k != column} for row in found]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda found: [*found, found[3]], "unique"),
+        (_set(ended_s=-1.0), "ended_s"),
+        (_set(sent_s=-9.0), "sent_after_scheduled_s"),
+        (_set(first_token_s=None), "first_token_s"),
+        (_set(output_tokens=None), "output_tokens"),
+        (_set(output_tokens=0), "output_tokens"),
+        (_set(side="third"), "side"),
+        (_set(served_model="another"), "served_model"),
+        (_set(served_release="another"), "served_release"),
+        (_without("scheduled_s"), "scheduled_s"),
+        (lambda found: [], "no rows"),
+    ],
+)
+def test_each_fault_is_named(change: Callable[[Rows], list[Mapping[str, Any]]], word: str) -> None:
+    broken = CHECKS.check("bench_records", change(table()))
+
+    assert any(word in sentence for sentence in broken), broken
+
+
+def test_an_unknown_suite_is_refused() -> None:
+    with pytest.raises(ConfigError, match="bench_records"):
+        CHECKS.check("another", table())
