@@ -10,7 +10,7 @@ from airflow.sdk.timezone import utcnow
 from headway.domain.release import ReleasePlan, ReleaseRef
 from headway.domain.value import slug
 from headway.errors import BackendUnavailable, Refused
-from headway.release import canary, recall, record, report, shift
+from headway.release import recall, record, report, shift
 from operators.base import OpenRelease, ReleaseOperator, open_release
 from operators.lease import keep_lease
 from operators.links import ReportLink
@@ -82,7 +82,7 @@ def _remember(release: OpenRelease, ref: ReleaseRef, story: recall.Story, end: r
         story.verdict,
         end,
         now=now,
-        records=canary.read_records(story.verdict, release.backend.weights),
+        records=recall.bench_records(story.verdict, release.backend.weights),
     )
     return record.remember(
         ref,

@@ -142,7 +142,7 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
 
 
 def _has_buckets(server: S3Server) -> bool:
-    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - heavy, and only here
 
     client = server.client("admin")
     try:

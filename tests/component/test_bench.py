@@ -24,6 +24,8 @@ from headway.pods import bench
 from headway.pods.bench_load import schedule
 from tests.fake_vllm import FakeVllm
 
+pytestmark = pytest.mark.component
+
 
 @pytest.fixture
 def stable() -> Iterator[FakeVllm]:
@@ -45,8 +47,8 @@ def make_job(stable: FakeVllm | None, candidate: FakeVllm, **changes: Any) -> Be
         "max_tokens": 4,
         "warmup_requests": 2,
         # Wide, because these tests are about failures, and the machine that runs them may be busy.
-        "p50_margin": 3.0,
-        "p95_margin": 9.0,
+        "p50_margin": 30,
+        "p95_margin": 90,
         "error_margin_pct": 15,
         "max_lag_ms": 5000,
         "request_timeout_s": 10,
@@ -251,7 +253,7 @@ def test_live_load_of_stable_is_added_to_the_candidate(stable: FakeVllm, candida
     class Counting(FakeVllm):
         @property
         def total(self) -> float:  # type: ignore[override]
-            return (time.monotonic() - began) * 40 + stable.seen["/v1/completions"]
+            return (time.monotonic() - began) * 40
 
     with Counting() as envoy:
         job = make_job(stable, candidate, live_rate_url=f"{envoy.url}/stats", live_cluster="stable")

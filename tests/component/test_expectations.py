@@ -10,6 +10,8 @@ from headway.errors import ConfigError
 from headway.judge.records import rows
 from tests.unit.judge.data import failed, make_canary, make_run
 
+pytestmark = pytest.mark.component
+
 CHECKS = ExpectationChecks()
 Rows = list[dict[str, Any]]
 

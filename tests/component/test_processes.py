@@ -22,6 +22,13 @@ pytestmark = pytest.mark.component
 
 WITHIN_S = 30.0
 FOREVER = "import time; time.sleep(600)"
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session={new_session})
+with open("pids", "a") as file:
+    file.write(f"{{child.pid}}\\n")
+child.wait()
+"""
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -139,9 +146,9 @@ def test_definitions_can_be_read_by_the_owner_only(supervised: LocalLayout) -> N
 
 
 def test_what_is_removed_is_absent_and_ended_with_its_group(supervised: LocalLayout) -> None:
-    code = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {FOREVER!r}]); open('pid', 'w').write(str(p.pid)); p.wait()"
+    code = PARENT.format(new_session=False)
     start(supervised, "job-1", code)
-    pid_file = supervised.jobs / "job-1" / "pid"
+    pid_file = supervised.jobs / "job-1" / "pids"
     until(lambda: pid_file.exists() and pid_file.read_text() != "", "child started")
     Supervisor(supervised).remove("job-1")
 
@@ -153,7 +160,7 @@ def test_what_is_removed_is_absent_and_ended_with_its_group(supervised: LocalLay
 
 def test_a_service_that_dies_comes_back_and_its_orphans_go(supervised: LocalLayout) -> None:
     """A child that outlives its killed parent would hold the parent's port for ever."""
-    code = f"import os, subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {FOREVER!r}], start_new_session=True); open('pids', 'a').write(f'{{p.pid}}\\n'); p.wait()"
+    code = PARENT.format(new_session=True)
     start(supervised, "service-1", code, autorestart=True)
     pids = supervised.jobs / "service-1" / "pids"
     until(lambda: pids.exists() and pids.read_text().count("\n") == 1, "first life")
@@ -194,7 +201,7 @@ def test_strays_are_found_by_their_mark_and_others_are_left_alone(layout: LocalL
 
 
 def test_a_process_with_another_title_is_found(layout: LocalLayout) -> None:
-    """setproctitle overwrites /proc/<pid>/environ unless it is told not to."""
+    """A long title overwrites /proc/<pid>/environ unless it is told not to."""
     code = "import setproctitle, time; setproctitle.setproctitle('x' * 4000); print('up', flush=True); time.sleep(600)"
     env = layout.child_env("airflow")
     with subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE) as child:

@@ -50,7 +50,7 @@ def test_both_sides_are_asked_through_the_gateway() -> None:
         ("stable", "http://gw:1/tiny", {"x-headway-cluster": "stable"}, "old"),
         ("candidate", "http://gw:1/tiny", {"x-headway-cluster": "candidate"}, REF.release),
     ]
-    assert (job.live_rate_url, job.live_cluster) == ("http://gw:2/stats", "tiny-old")
+    assert (job.live_rate_url, job.live_cluster) == ("http://gw:2/stats", "tiny_stable")
     assert job.records_uri == f"s3://headway/bench/{REF.release}/records.jsonl"
     assert job.reference_token_ids == ((1, 2, 3),)
 
@@ -135,6 +135,15 @@ def test_the_records_decide(slower: float, decision: str) -> None:
     assert verdict.decision == decision, verdict.sentence
     assert verdict.records_sha256 == hashlib.sha256(store.objects[verdict.records_uri]).hexdigest()
     assert canary.finish(PLAN, REF, jobs, store, reference=REFERENCE) == verdict
+
+
+def test_the_report_reads_what_was_judged_if_it_is_still_there() -> None:
+    jobs, store = ended()
+    verdict = canary.finish(PLAN, REF, jobs, store, reference=REFERENCE)
+
+    assert canary.read_records(verdict, store) == store.objects[verdict.records_uri]
+    assert canary.read_records(verdict, FakeWeightStore()) is None
+    assert canary.read_records(None, store) is None
 
 
 def test_a_table_that_fails_its_checks_holds() -> None:

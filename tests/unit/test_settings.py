@@ -44,7 +44,7 @@ def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_value_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADWAY_BASE_PORT", "many")
 
-    with pytest.raises(ConfigError, match="HEADWAY_BASE_PORT: .*integer"):
+    with pytest.raises(ConfigError, match=r"HEADWAY_BASE_PORT: .*integer"):
         Settings.load()
 
 

@@ -28,7 +28,8 @@ EXPERIMENT = "headway"
 
 REQUEST_TIMEOUT_S = 3
 REQUEST_RETRIES = 1
-"""MLflow's own defaults wait 120 s, seven times. A dead server must show within 10 s; a step's retry does the waiting."""
+"""MLflow's own defaults wait 120 s, seven times. A dead server must show within 10 s; a step's
+retry does the waiting."""
 
 CODES: dict[str, type[HeadwayError]] = {
     "RESOURCE_DOES_NOT_EXIST": NotFound,
@@ -68,8 +69,8 @@ def translated(what: str, **facts: Any) -> Iterator[None]:
         what: What was tried; it begins the message.
         facts: Fields for the error.
     """
-    from mlflow.exceptions import MlflowException
-    from requests import RequestException
+    from mlflow.exceptions import MlflowException  # noqa: PLC0415 - heavy, and only here
+    from requests import RequestException  # noqa: PLC0415 - heavy, and only here
 
     try:
         yield
@@ -117,7 +118,8 @@ class MlflowRegistry:
         # MLflow reads its patience from the environment only. What a person has set there stays.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(REQUEST_TIMEOUT_S))
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", str(REQUEST_RETRIES))
-        from mlflow import MlflowClient
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+        from mlflow import MlflowClient  # noqa: PLC0415 - heavy, and only here
 
         return MlflowClient(tracking_uri=self._url, registry_uri=self._url)
 
@@ -203,7 +205,8 @@ class MlflowRegistry:
             names = [found.name for found in self._client.search_registered_models(max_results=1000)]
             if model not in names:
                 near = difflib.get_close_matches(model, names, n=3, cutoff=0.4) or sorted(names)[:5]
-                hint = f"did you mean {' or '.join(f'`{name}`' for name in near)}?" if near else "no model is registered"
+                quoted = " or ".join(f"`{name}`" for name in near)
+                hint = f"did you mean {quoted}?" if near else "no model is registered"
                 return NotFound(f"MLflow has no model `{model}`; {hint}", model=model, near=near)
             versions = sorted(int(found.version) for found in self._client.search_model_versions(f"name = '{model}'"))
             aliases = self._aliases(model)
@@ -227,7 +230,7 @@ class MlflowRegistry:
         return self._client.create_run(experiment_id, run_name=release, tags=tags)
 
     def _new_experiment(self) -> str:
-        from mlflow.exceptions import MlflowException
+        from mlflow.exceptions import MlflowException  # noqa: PLC0415 - heavy, and only here
 
         try:
             return str(self._client.create_experiment(EXPERIMENT))

@@ -37,6 +37,8 @@ class RequestRecord(Value):
     """The answer's `x-headway-release`."""
     error: str | None = None
     """Why it failed; none if it ended well. An error after HTTP 200 is an error."""
+    timed_out: bool = False
+    """Whether it failed by taking longer than `canary.request_timeout_s`."""
 
     @property
     def ttft_ms(self) -> float | None:
@@ -79,6 +81,8 @@ class BlockSummary(Value):
     """The block was ended early because a side failed hard; its latencies are not used, its failures are."""
     stable_alive: bool | None = None
     """Whether stable still answered after the candidate had failed hard; none if that was not asked."""
+    stable_oldest_s: float = 0.0
+    """Age of stable's oldest request that was given up when the block was ended early."""
     reason: str = ""
 
 
@@ -123,7 +127,7 @@ class BenchJob(Value):
     """Address of Envoy's statistics (`http://host:port/stats`); when given, stable's live load is added to the
     candidate, so that both sides carry the same (design rule 13.4)."""
     live_cluster: str | None = None
-    """Name of stable's cluster in those statistics."""
+    """Name in those statistics of the upstream cluster that carries stable's users and none of the benchmark's load."""
     headroom_active: int | None = Field(default=None, ge=1)
     """Requests in flight on stable above which a block waits for users to be served first."""
     headroom_wait_s: float = Field(default=60, ge=0)

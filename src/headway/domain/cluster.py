@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from headway.domain.profile import Engine, Replicas
 from headway.domain.value import Value
+from headway.units import GIB
 
 ClusterPhase = Literal["absent", "starting", "ready", "failed"]
 APPLICATION = "llm"
@@ -73,12 +74,23 @@ def serve_config(spec: ClusterSpec, *, cpu: bool, http_port: int, host: str = "0
             "kv_cache_dtype": engine.kv_cache_dtype,
             "max_logprobs": engine.max_logprobs,
             "tensor_parallel_size": spec.tensor_parallel,
-            **({"enforce_eager": True} if cpu else {"gpu_memory_utilization": engine.gpu_memory_utilization}),
+            # Not by VLLM_CPU_KVCACHE_SPACE, which takes whole GiB only.
+            **(
+                {"enforce_eager": True, "kv_cache_memory_bytes": int(engine.kv_cache_gib * GIB)}
+                if cpu
+                else {"gpu_memory_utilization": engine.gpu_memory_utilization}
+            ),
         },
-        "deployment_config": {"max_ongoing_requests": max(2 * engine.max_num_seqs, 16)},
+        "deployment_config": {
+            "max_ongoing_requests": max(2 * engine.max_num_seqs, 16),
+            # A model that cannot be loaded says so after two tries; Ray's own three take minutes each.
+            "max_constructor_retry_count": 1,
+        },
     }
     if cpu:
         llm_config["placement_group_config"] = {"bundles": [{"CPU": 1}]}
+        # Ray gathers the tokens of 50 ms into one piece of a stream; a benchmark would measure that, not the engine.
+        llm_config["experimental_configs"] = {"stream_batching_interval_ms": 0}
     else:
         llm_config["accelerator_type"] = spec.accelerator
     return {
@@ -96,10 +108,15 @@ def serve_config(spec: ClusterSpec, *, cpu: bool, http_port: int, host: str = "0
     }
 
 
+def deployment_name(model: str) -> str:
+    """Return the name that `build_openai_app` gives to the deployment of a model's replicas (Ray 2.60)."""
+    return f"LLMServer:{model.replace('/', '--').replace('.', '_')}"
+
+
 def replica_override(model: str, replicas: Replicas) -> dict[str, Any]:
     """Build the one entry of `deployments:` whose numbers may change in place."""
     return {
-        "name": f"LLMServer:{model}",
+        "name": deployment_name(model),
         "autoscaling_config": {
             "min_replicas": replicas.min,
             "max_replicas": replicas.max,

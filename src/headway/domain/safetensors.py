@@ -102,7 +102,8 @@ def parse_header(header: bytes, file_bytes: int) -> list[Tensor]:
     position = 0
     for tensor in tensors:
         if tensor.start != position:
-            raise HeaderError(f"has a gap or an overlap before tensor {tensor.name} (byte {tensor.start}, not {position})")
+            where = f"byte {tensor.start}, expected {position}"
+            raise HeaderError(f"has a gap or an overlap before tensor {tensor.name} ({where})")
         position = tensor.end
     body = file_bytes - LENGTH_BYTES - len(header)
     if position != body:
@@ -130,7 +131,7 @@ def _tensor(name: str, value: Any) -> Tensor:
     bits = tensor.items * ITEM_BITS[dtype]
     if bits % 8 or tensor.end - tensor.start != bits // 8:
         raise HeaderError(
-            f"has tensor {name} of {dtype}{list(shape)}, which is {bits // 8} bytes, in {tensor.end - tensor.start} bytes"
+            f"has tensor {name} of {dtype}{list(shape)}, which is {bits // 8} bytes, in {tensor.end - tensor.start}"
         )
     return tensor
 

@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from headway.domain.model import SourceFile
 from headway.domain.profile import Quality
 from headway.domain.release import QualityFigures
@@ -38,9 +40,9 @@ class QuantizeResult(Value):
     content_digest: str | None = None
     source_bytes: int
     artifact_bytes: int | None = None
-    seconds: dict[str, float] = {}
+    seconds: dict[str, float] = Field(default_factory=dict)
     """Time of each part: fetch, reference, quantize, upload."""
-    tools: dict[str, str] = {}
+    tools: dict[str, str] = Field(default_factory=dict)
 
 
 class StageJob(Value):

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, stats
+from scipy import optimize, special
 
 from headway.domain.profile import Canary
 from headway.judge.quantiles import Rate, wilson
@@ -67,10 +67,10 @@ def nominal_levels(shares: tuple[float, ...], alpha: float) -> tuple[float, ...]
         need = spent(share, alpha) - spent(before, alpha)
         step = math.sqrt(share - before)
         if not levels:
-            bound = float(stats.norm.isf(need)) * step
+            bound = z_of(need) * step
         else:
             bound = float(optimize.brentq(_excess, -9.0, 9.0, args=(need, grid, density, step), xtol=1e-10))
-        levels.append(float(stats.norm.sf(bound / math.sqrt(share))))
+        levels.append(float(special.ndtr(-bound / math.sqrt(share))))
         points = np.linspace(-8.0 * math.sqrt(share), bound, GRID)
         if len(levels) == 1:
             values = _pdf(points / step) / step
@@ -89,14 +89,17 @@ def interval(differences: Sequence[float], *, level_low: float, level_high: floa
     n = len(values)
     mean = float(values.mean())
     error = float(values.std(ddof=1)) / math.sqrt(n)
-    return Interval(
-        mean, mean - float(stats.t.isf(level_low, n - 1)) * error, mean + float(stats.t.isf(level_high, n - 1)) * error
-    )
+    return Interval(mean, mean - t_of(level_low, n - 1) * error, mean + t_of(level_high, n - 1) * error)
 
 
 def z_of(level: float) -> float:
     """Return the normal quantile of a one-sided level."""
-    return float(stats.norm.isf(level))
+    return -float(special.ndtri(level))
+
+
+def t_of(level: float, freedom: int) -> float:
+    """Return Student's quantile of a one-sided level."""
+    return -float(special.stdtrit(freedom, level))
 
 
 def undecidable(canary: Canary) -> list[str]:
@@ -139,4 +142,4 @@ def _excess(
     density: Floats,
     step: float,
 ) -> float:
-    return float(density @ stats.norm.sf((bound - grid) / step)) - need
+    return float(density @ special.ndtr((grid - bound) / step)) - need

@@ -30,7 +30,11 @@ def source_checks(source: QualityFigures, stable: QualityFigures | None, quality
 def refusal(checks: list[Check]) -> str | None:
     """Return why the checks refuse the source, for a person; none if they do not."""
     broken = [check.sentence for check in checks if not check.passed]
-    return f"{'; '.join(broken)}. {DAMAGED}" if broken else None
+    if not broken:
+        return None
+    first, *others = broken
+    known = first.partition(", ")[0] + ", "
+    return f"{'; '.join([first, *(other.removeprefix(known) for other in others)])}. {DAMAGED}"
 
 
 def _absolute(source: QualityFigures, quality: Quality) -> Check:

@@ -180,6 +180,13 @@ class _State:
             return self.end(
                 "HOLD", f"stable failed in block {number}, so there is nothing to compare with: {bad_stable}{both}"
             )
+        if bad_candidate and self._overloaded(summary, stable, candidate):
+            self.ratios.append({})
+            sentence = (
+                f"both sides are overloaded in block {number}: the candidate's requests timed out and stable's took more "
+                f"than half as long; lower canary.rate_per_s or canary.max_tokens, or give the machine more room"
+            )
+            return self.end("HOLD", sentence)
         if bad_candidate and summary.stable_alive is False:
             self.ratios.append({})
             sentence = (
@@ -190,6 +197,12 @@ class _State:
             self.ratios.append({})
             return self.end("ROLLBACK", f"the candidate failed in block {number}: {bad_candidate}")
         return None
+
+    def _overloaded(self, summary: BlockSummary, stable: list[RequestRecord], candidate: list[RequestRecord]) -> bool:
+        """Tell a candidate that hangs from a machine on which both sides drown and one had to time out first."""
+        slowest_s = max([summary.stable_oldest_s, *((r.e2e_ms or 0.0) / 1e3 for r in stable)])
+        only_timeouts = all(r.timed_out for r in candidate if r.error)
+        return self.paired and only_timeouts and slowest_s > self.canary.request_timeout_s / 2
 
     def _measure(self, summary: BlockSummary, stable: list[RequestRecord], candidate: list[RequestRecord]) -> None:
         number = summary.block + 1

@@ -66,7 +66,7 @@ async def run(job: BenchJob, folder: Path, progress: Progress) -> BenchResult:
         if not analysis.decided and len(summaries) < total:
             progress(5, "warming up")
             with _Timed(seconds, "warmup"):
-                await _warm_up(session, job, clock, live)
+                await _warm_up(session, job, clock)
         with _Timed(seconds, "blocks"):
             while not analysis.decided and len(summaries) < total:
                 block = len(summaries)
@@ -132,12 +132,11 @@ async def _quality(
         return answers, None, error.message
 
 
-async def _warm_up(session: aiohttp.ClientSession, job: BenchJob, clock: Clock, live: LiveLoad) -> None:
+async def _warm_up(session: aiohttp.ClientSession, job: BenchJob, clock: Clock) -> None:
     """Send greedy and sampled requests that nobody measures; failures show in the first block."""
     asks = schedule(job, 0, phase="warmup")
     if asks:
         await run_block(session, job, 0, clock, asks=asks)
-        live.own += len(asks) if job.paired else 0
 
 
 async def _block(
@@ -162,11 +161,9 @@ async def _block(
         gc.enable()
         driver.cancel()
         await asyncio.gather(driver, return_exceptions=True)
-    live.own += len([r for r in records if r.side == "stable"])
     update: dict[str, Any] = {"live_rate_per_s": round(rate_per_s, 3), "live_sent": live.sent - sent_before}
     if summary.stopped and job.paired and summary.reason.startswith("candidate"):
         update["stable_alive"] = await _alive(session, job, job.target("stable"), clock)
-        live.own += 1
     return records, summary.model_copy(update=update)
 
 

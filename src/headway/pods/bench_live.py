@@ -1,7 +1,8 @@
 """Equal load on both sides (design rule 13.4).
 
 Stable carries users, the candidate does not, so at equal test load an idle candidate would look faster than it is. The
-rate of stable's users is read from Envoy's counter of stable's cluster and added to the candidate as requests that are
+rate of stable's users is read from Envoy's counter of the upstream cluster that only users reach (the benchmark has one
+of its own) and added to the candidate as requests that are
 not measured. What their prompts are is not known; they look like the benchmark's own.
 """
 
@@ -26,15 +27,13 @@ class LiveLoad:
 
     Args:
         session: The client.
-        job: Says where Envoy's statistics are, and which cluster is stable's.
+        job: Says where Envoy's statistics are, and which cluster in them carries stable's users.
         clock: The run's clock.
     """
 
     def __init__(self, session: aiohttp.ClientSession, job: BenchJob, clock: Clock) -> None:
         self._session, self._job, self._clock = session, job, clock
         self._seen: tuple[float, float] | None = None
-        self.own = 0
-        """Requests that this program itself sent to stable; they are in Envoy's counter too."""
         self.rate_per_s = 0.0
         self.sent = 0
 
@@ -58,8 +57,8 @@ class LiveLoad:
             before, at = self._seen
             # A counter that went back belongs to a restarted Envoy: keep the last rate.
             if total >= before and now > at:
-                self.rate_per_s = min(max(0.0, total - before - self.own) / (now - at), MAX_RATE_PER_S)
-        self._seen, self.own = (total, now), 0
+                self.rate_per_s = min((total - before) / (now - at), MAX_RATE_PER_S)
+        self._seen = (total, now)
         return self.rate_per_s
 
     async def wait_for_headroom(self) -> str:
@@ -119,7 +118,7 @@ class LiveLoad:
             if "upstream_rq_total" not in values:
                 raise NotFound(
                     f"the gateway's statistics have no cluster {cluster!r}, so stable's live load is unknown; "
-                    "check that the release's route names stable's cluster as the gateway does",
+                    "check that the benchmark was given the name that the gateway uses",
                     cluster=cluster,
                 )
             return values["upstream_rq_total"], values.get("upstream_rq_active", 0.0)

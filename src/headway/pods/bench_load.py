@@ -177,6 +177,7 @@ async def send(
     status: int | None = None
     release: str | None = None
     error: str | None = None
+    timed_out = False
     try:
         async with asyncio.timeout(timeout_s):
             async with session.post(
@@ -192,6 +193,7 @@ async def send(
     except aiohttp.ServerTimeoutError as problem:
         error = f"no connection: {problem}"
     except TimeoutError:
+        timed_out = True
         state = "no answer" if status is None else "no text" if answer.first_token_s is None else "no end of the stream"
         error = f"{state} within {timeout_s:g} s"
     except (aiohttp.ClientError, ValueError, OSError) as problem:
@@ -213,6 +215,7 @@ async def send(
         served_model=answer.model,
         served_release=release,
         error=error,
+        timed_out=timed_out,
     )
 
 
@@ -249,9 +252,11 @@ async def run_block(
     lags_ms: list[float] = []
     tasks: set[asyncio.Task[None]] = set()
     start_s, cpu_s = clock.now(), time.process_time()
+    under_way: dict[tuple[Side, int], float] = {}
 
     async def one(target: SideTarget, ask: Ask) -> None:
         nonlocal reason
+        under_way[target.side, ask.number] = clock.now()
         record = await send(
             session,
             target,
@@ -262,6 +267,7 @@ async def run_block(
             max_tokens=job.canary.max_tokens,
             timeout_s=job.canary.request_timeout_s,
         )
+        del under_way[target.side, ask.number]
         lags_ms.append((record.sent_s - record.scheduled_s) * 1e3)
         done[target.side].append(record)
         failed = hard_failure(done[target.side], len(asks), partial=True) if stop_early else ""
@@ -290,6 +296,9 @@ async def run_block(
         cpu_pct=round((time.process_time() - cpu_s) / wall_s * 100, 1),
         void=void,
         stopped=stopped.is_set(),
+        stable_oldest_s=round(
+            max((clock.now() - s for (side, _), s in under_way.items() if side == "stable"), default=0.0), 3
+        ),
         reason=reason,
     )
     records = [r for side in sorted(done) for r in sorted(done[side], key=lambda r: r.index)]

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -52,7 +52,7 @@ class Fetched(NamedTuple):
 
 class _Part(NamedTuple):
     item: Item
-    index: int
+    number: int
     start: int
     length: int
 
@@ -99,7 +99,7 @@ class Fetcher:
             self._allocate(item)
         wanted = [part for item in items for part in self._parts(item)]
         resumed = self._resume(wanted)
-        left = [part for part in wanted if (part.item.path, part.index) not in self._digests]
+        left = [part for part in wanted if (part.item.path, part.number) not in self._digests]
         self._done_bytes = total - sum(part.length for part in left)
         self._all(left, total, progress)
         for item in items:
@@ -107,12 +107,12 @@ class Fetcher:
                 self._require_digest(item)
             _sync(self._folder / item.path)
         _sync(self._folder)
-        parts = {item.path: tuple(self._digests[(item.path, p.index)] for p in self._parts(item)) for item in items}
+        parts = {item.path: tuple(self._digests[(item.path, p.number)] for p in self._parts(item)) for item in items}
         return Fetched(parts, resumed)
 
     def _parts(self, item: Item) -> Iterator[_Part]:
-        for index, start in enumerate(range(0, item.size_bytes, self._part_bytes)):
-            yield _Part(item, index, start, min(self._part_bytes, item.size_bytes - start))
+        for number, start in enumerate(range(0, item.size_bytes, self._part_bytes)):
+            yield _Part(item, number, start, min(self._part_bytes, item.size_bytes - start))
 
     def _unchanged(self, item: Item) -> str:
         found = self._client.head(item.uri)
@@ -153,12 +153,12 @@ class Fetcher:
         noted = {tuple(line.split("\t")) for line in self._journal.read_text().splitlines()}
         resumed = 0
         for part in wanted:
-            known = [line[2] for line in noted if len(line) == 3 and line[:2] == (part.item.path, str(part.index))]
-            if not known or (part.item.parts and part.item.parts[part.index] not in known):
+            known = [line[2] for line in noted if len(line) == 3 and line[:2] == (part.item.path, str(part.number))]
+            if not known or (part.item.parts and part.item.parts[part.number] not in known):
                 continue
             digest = _hash_stretch(self._folder / part.item.path, part.start, part.length)
             if digest in known:
-                self._digests[(part.item.path, part.index)] = digest
+                self._digests[(part.item.path, part.number)] = digest
                 resumed += part.length
         return resumed
 
@@ -171,8 +171,8 @@ class Fetcher:
                     return
                 digest = self._with_retries(part)
                 with self._lock:
-                    self._digests[(part.item.path, part.index)] = digest
-                    journal.write(f"{part.item.path}\t{part.index}\t{digest}\n")
+                    self._digests[(part.item.path, part.number)] = digest
+                    journal.write(f"{part.item.path}\t{part.number}\t{digest}\n")
                     journal.flush()
                     self._done_bytes += part.length
                     message = f"fetching {format_bytes(total)}"
@@ -219,12 +219,13 @@ class Fetcher:
         except HeadwayError:
             self._drop()
             raise
-        if part.item.parts is not None and digest != part.item.parts[part.index]:
+        if part.item.parts is not None and digest != part.item.parts[part.number]:
+            expected = part.item.parts[part.number]
             raise IntegrityError(
-                f"part {part.index} of {uri} has the sha256 {digest}, its manifest says {part.item.parts[part.index]}; "
+                f"part {part.number} of {uri} has the sha256 {digest}, its manifest says {expected}; "
                 "the object was damaged or replaced. Delete the artifact, and let headway make it again",
                 uri=uri,
-                part=part.index,
+                part=part.number,
             )
         return digest
 
@@ -275,7 +276,7 @@ def require_plain(path: str) -> None:
     Raises:
         Refused: It is not the plain name of a visible file.
     """
-    if not path or path.startswith(".") or path != os.path.basename(path) or "\\" in path or "\0" in path:
+    if not path or path.startswith(".") or path != PurePosixPath(path).name or "\\" in path or "\0" in path:
         raise Refused(f"`{path}` is no plain file name; nothing is written under it", path=path)
 
 

@@ -33,7 +33,7 @@ def run_program(arguments: list[str], kind: type[JobKind], work: Callable[[JobKi
         result = work(job, _progress_into(folder / "progress.json"))
         write_json(folder / "result.json", result.to_json())
     except HeadwayError as error:
-        print(f"error: {error.message}", file=sys.stderr, flush=True)
+        print(f"error: {error.message}", file=sys.stderr, flush=True)  # noqa: T201 - the job's log
         failure = {"error": error.message, "kind": type(error).__name__, "facts": error.facts}
         write_json(folder / "result.json", failure)
         return EXIT_RETRY if error.retryable else EXIT_FAILED
@@ -84,7 +84,7 @@ def _progress_into(path: Path) -> Progress:
     def progress(percent: float, message: str) -> None:
         nonlocal last
         if message != last:
-            print(f"{percent:5.1f} % {message}", flush=True)
+            print(f"{percent:5.1f} % {message}", flush=True)  # noqa: T201 - the job's log
             last = message
         write_json(path, {"progress_pct": round(percent, 1), "message": message})
 

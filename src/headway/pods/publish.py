@@ -47,7 +47,9 @@ def upload(client: S3Client, folder: Path, files: Sequence[WeightFile], uri: str
         done += file.size_bytes
 
 
-def copy(client: S3Client, sources: Sequence[SourceFile], etags: Mapping[str, str], uri: str, progress: Progress) -> None:
+def copy(
+    client: S3Client, sources: Sequence[SourceFile], etags: Mapping[str, str], uri: str, progress: Progress
+) -> None:
     """Copy a source's files inside the store.
 
     Args:

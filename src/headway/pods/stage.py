@@ -1,7 +1,8 @@
 """The stage program: `python -m headway.pods.stage job.json`.
 
 Brings an artifact from S3 to `<dest_root>/<artifact digest>/` on this node. The directory appears by one rename, after
-every byte was verified: where it is, it is whole. Any number of runs may ask at once; one downloads, the others find it.
+every byte was verified: where it is, it is whole. Any number of runs may ask at once;
+one downloads, the others find it.
 """
 
 import fcntl
@@ -51,7 +52,7 @@ def run(job: StageJob, client: S3Client, progress: Progress, *, part_bytes: int 
         resumed, outcome = 0, "hit"
         if not _is_whole(final, manifest):
             _clear(final)
-            resumed = _stage(job, client, manifest, root, progress, part_bytes)
+            resumed = _stage(job, client, manifest, progress, part_bytes)
             outcome = "staged"
     size = format_bytes(manifest.size_bytes)
     progress(100, f"{size} staged" if outcome == "staged" else f"{size} were there")
@@ -65,9 +66,8 @@ def run(job: StageJob, client: S3Client, progress: Progress, *, part_bytes: int 
     )
 
 
-def _stage(
-    job: StageJob, client: S3Client, manifest: Manifest, root: Path, progress: Progress, part_bytes: int
-) -> int:
+def _stage(job: StageJob, client: S3Client, manifest: Manifest, progress: Progress, part_bytes: int) -> int:
+    root = Path(job.dest_root)
     partial, journal = root / f".{job.artifact_digest}.partial", root / f".{job.artifact_digest}.journal"
     items = [Item(f.path, job.artifact_uri + f.path, f.size_bytes, f.sha256, f.parts) for f in manifest.files]
     _drop_strangers(partial, {item.path for item in items})
@@ -130,7 +130,7 @@ def _drop_strangers(partial: Path, wanted: set[str]) -> None:
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path)
         else:
-            os.unlink(entry.path)
+            Path(entry.path).unlink()
 
 
 @contextmanager
@@ -154,7 +154,11 @@ def _sync(folder: Path) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run the program in the current folder; return its exit code."""
-    return run_program(arguments, StageJob, lambda job, progress: run(job, S3Client(connection_of(os.environ)), progress))
+
+    def work(job: StageJob, progress: Progress) -> StageResult:
+        return run(job, S3Client(connection_of(os.environ)), progress)
+
+    return run_program(arguments, StageJob, work)
 
 
 def connection_of(environment: "os._Environ[str]") -> S3Connection:

@@ -5,6 +5,7 @@ The bench program measures and stops early; the verdict is made here, from the r
 
 import hashlib
 from collections.abc import Sequence
+from urllib.parse import quote
 
 from pydantic import ValidationError
 
@@ -13,7 +14,7 @@ from headway.domain.job import Job, JobStatus
 from headway.domain.release import Reference, ReleasePlan, ReleaseRef, Verdict
 from headway.domain.traffic import Route
 from headway.domain.value import digest, slug
-from headway.errors import BackendError, BackendUnavailable, ConfigError, Conflict, IntegrityError
+from headway.errors import BackendError, BackendUnavailable, ConfigError, Conflict, IntegrityError, NotFound
 from headway.judge import records as record_rules
 from headway.judge.quality import answers_check, served_check
 from headway.judge.sequential import undecidable
@@ -40,6 +41,7 @@ def begin(
     reference: Reference | None,
     gateway_url: str,
     stats_url: str | None = None,
+    stats_cluster: str | None = None,
 ) -> JobStatus:
     """Start the benchmark, or adopt the one of this release.
 
@@ -52,6 +54,7 @@ def begin(
         reference: Figures and tokens of the candidate's source; none leaves out perplexity.
         gateway_url: Base address of the gateway's internal listener.
         stats_url: Envoy's `/stats`, to be fair to a stable side that carries users (design rule 13.4).
+        stats_cluster: Envoy's name of the upstream cluster of stable's users; none: `<slug of the model>_stable`.
 
     Raises:
         ConfigError: The profile's margins could not be met by a flawless candidate with this many requests.
@@ -60,7 +63,16 @@ def begin(
     found = jobs.status(job_name(ref))
     if found.phase in ("running", "succeeded"):
         return found
-    job = make_job(plan, ref, route, reference, weights=weights, gateway_url=gateway_url, stats_url=stats_url)
+    job = make_job(
+        plan,
+        ref,
+        route,
+        weights,
+        reference=reference,
+        gateway_url=gateway_url,
+        stats_url=stats_url,
+        stats_cluster=stats_cluster,
+    )
     hopeless = undecidable(plan.profile.canary) if job.paired else []
     if hopeless:
         raise ConfigError(
@@ -81,11 +93,12 @@ def make_job(
     plan: ReleasePlan,
     ref: ReleaseRef,
     route: Route,
-    reference: Reference | None,
-    *,
     weights: WeightStore,
+    *,
+    reference: Reference | None,
     gateway_url: str,
     stats_url: str | None = None,
+    stats_cluster: str | None = None,
 ) -> BenchJob:
     """Return what the bench program is asked to do; see `begin`."""
     sides = _sides(plan, route)
@@ -95,7 +108,7 @@ def make_job(
         targets=tuple(
             SideTarget(
                 side=side,
-                base_url=f"{gateway_url.rstrip('/')}/{plan.model}",
+                base_url=f"{gateway_url.rstrip('/')}/{_path(plan.model)}",
                 headers={SIDE_HEADER: header},
                 served_model=plan.model,
                 release=release,
@@ -108,7 +121,7 @@ def make_job(
         reference=reference.figures if reference else None,
         reference_token_ids=reference.token_ids if reference else (),
         live_rate_url=stats_url if stable else None,
-        live_cluster=stable.cluster if stable else None,
+        live_cluster=(stats_cluster or f"{slug(plan.model)}_stable") if stable else None,
         headroom_active=plan.profile.replicas.min * plan.profile.replicas.target_ongoing,
         records_uri=_records_uri(weights, ref),
     )
@@ -151,6 +164,16 @@ def finish(
     return verdict.model_copy(update={"records_uri": result.records_uri, "records_sha256": found})
 
 
+def read_records(verdict: Verdict | None, weights: WeightStore) -> bytes | None:
+    """Return the records of a verdict for the report; none if there are none (any more)."""
+    if verdict is None or not verdict.records_uri:
+        return None
+    try:
+        return weights.read(verdict.records_uri)
+    except NotFound:
+        return None
+
+
 def decide(
     plan: ReleasePlan, result: BenchResult, content: bytes, reference: Reference | None, checks: Checks | None = None
 ) -> Verdict:
@@ -178,6 +201,11 @@ def _sides(plan: ReleasePlan, route: Route) -> dict[Side, tuple[str, str]]:
     raise Conflict(
         f"the candidate of {plan.model} should be {plan.cluster.name}, found {there}; another release took over"
     )
+
+
+def _path(model: str) -> str:
+    """Return the part of the gateway's paths that names a model: its name if a URL can carry it as it is."""
+    return model if quote(model, safe="") == model else slug(model)
 
 
 def _records_uri(weights: WeightStore, ref: ReleaseRef) -> str:

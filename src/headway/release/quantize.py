@@ -4,6 +4,8 @@ Part two (source against stable's source) and part three (absolute limit) of the
 (what is served against its source) is the canary's, which asks the running candidate.
 """
 
+from pydantic import Field
+
 from headway.domain import texts
 from headway.domain.job import Job, JobStatus
 from headway.domain.release import Check, QualityFigures, Reference, ReleasePlan
@@ -47,7 +49,7 @@ class QuantizeOutcome(Value):
     checks: tuple[Check, ...]
     reused: bool = False
     """Whether an earlier release had made it."""
-    seconds: dict[str, float] = {}
+    seconds: dict[str, float] = Field(default_factory=dict)
 
 
 def reference_key(source_digest: str) -> str:

@@ -107,7 +107,8 @@ def _below(objects: dict[str, StoredObject], folder: str) -> dict[str, StoredObj
 def _neither(paths: Sequence[str]) -> str:
     shown = ", ".join(paths[:5]) + (f" and {len(paths) - 5} more" if len(paths) > 5 else "")
     return (
-        f"it has neither an MLmodel file nor a config.json at its top, so it is no transformers model (it has: {shown}). "
+        f"it has neither an MLmodel file nor a config.json at its top, so it is no transformers model (it has: "
+        f"{shown}). "
         "Register the folder that holds config.json itself"
     )
 

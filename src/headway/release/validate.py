@@ -130,7 +130,7 @@ class _Files:
         if INDEX in self._files:
             yield from self._index(shards, home)
         elif len(shards) > 1:
-            yield f"there are {len(shards)} shards ({', '.join(shards)}) and no {INDEX} that says how they belong together"
+            yield f"there are {len(shards)} shards and no {INDEX} that says how they belong together"
 
     def completeness(self) -> Iterator[str]:
         """Find what is missing beside the weights."""

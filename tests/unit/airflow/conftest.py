@@ -46,8 +46,12 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
 
 
 @pytest.fixture
-def world(backend: FakeBackend) -> FakeBackend:
+def world(backend: FakeBackend, monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
     """Two versions of a model, `champion` on the first, and programs that do what they should."""
+    from operators.base import WaitingOperator
+    from operators.release import ShiftOperator
     from tests.unit.airflow.world import fill
 
+    for operator in (WaitingOperator, ShiftOperator):
+        monkeypatch.setattr(operator, "every_s", 0.0)
     return fill(backend)

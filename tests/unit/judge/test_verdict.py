@@ -126,6 +126,20 @@ def test_a_broken_way_to_both_sides_holds() -> None:
     assert judge(records, summaries, CANARY).decision == "HOLD"
 
 
+@pytest.mark.parametrize(("stable_takes_s", "decision"), [(2.0, "ROLLBACK"), (50.0, "HOLD")])
+def test_timeouts_on_a_machine_where_stable_drowns_too_hold(stable_takes_s: float, decision: str) -> None:
+    """The request timeout is 60 s. A candidate that hangs alone is at fault; one that drowns beside stable is not."""
+
+    def slow(r: RequestRecord) -> RequestRecord:
+        if r.block != 1:
+            return r
+        if r.side == "candidate":
+            return failed(r, "no end of the stream within 60 s").model_copy(update={"timed_out": True})
+        return r.model_copy(update={"ended_s": r.sent_s + stable_takes_s})
+
+    assert _decide(alter=slow).verdict.decision == decision
+
+
 def test_more_errors_than_the_margin_do_not_promote() -> None:
     rng = random.Random(1)  # noqa: S311
     verdict = _decide(alter=lambda r: failed(r) if r.side == "candidate" and rng.random() < 0.15 else r).verdict

@@ -2,8 +2,8 @@
 
 It runs in the serving environment under supervisord, one process a cluster, from a folder with two files that
 `headway.adapters.local.clusters` writes: `launch.json` (how to start Ray) and `serve.json` (what Serve is to run).
-A changed `serve.json` is given to Serve within a second, which is how the replica range moves in place. If Ray dies, this
-program ends the rest of the cluster and exits, and supervisord starts it again: a killed cluster comes back by itself.
+A changed `serve.json` is given to Serve within a second, which is how the replica range moves in place. If Ray dies,
+this program ends the rest of the cluster and exits, and supervisord starts it again: a killed cluster comes back.
 
 What it knows goes to `state.json`: its own life, and how many lives ended before the application ran.
 """
@@ -60,6 +60,7 @@ class Cluster:
         """Run until TERM (exit code 0) or until Ray dies (1)."""
         end_strays(self.mark, term_s=TERM_S)
         self._fresh_temp_dir()
+        (self.folder / "ready.json").unlink(missing_ok=True)
         self._remember("ray")
         ray = subprocess.Popen(self.command, stdin=subprocess.DEVNULL)
         try:
@@ -81,9 +82,10 @@ class Cluster:
         return 1
 
     def _fresh_temp_dir(self) -> None:
-        shutil.rmtree(self.temp_dir, ignore_errors=True)
+        closed = self.temp_dir.parent
+        shutil.rmtree(closed, ignore_errors=True)
         # Fails if somebody else made it meanwhile: Ray must not put sockets into a stranger's folder.
-        self.temp_dir.mkdir(mode=0o700)
+        closed.mkdir(mode=0o700)
 
     def _wait_for_dashboard(self, ray: "subprocess.Popen[bytes]") -> None:
         began = time.monotonic()
@@ -144,9 +146,10 @@ def call(method: str, url: str, body: bytes | None = None) -> bytes:
         OSError: It does not answer.
         RuntimeError: It refuses; the text is its own.
     """
-    request = urllib.request.Request(url, data=body, method=method, headers={"content-type": "application/json"})
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(url, data=body, method=method, headers=headers)  # noqa: S310 - http://127.0.0.1
     try:
-        with urllib.request.urlopen(request, timeout=CALL_TIMEOUT_S) as response:
+        with urllib.request.urlopen(request, timeout=CALL_TIMEOUT_S) as response:  # noqa: S310
             return bytes(response.read())
     except urllib.error.HTTPError as error:
         text = error.read().decode(errors="replace")[-800:]

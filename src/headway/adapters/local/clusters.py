@@ -1,7 +1,7 @@
 """vLLM clusters on this machine: one Ray head each, on loopback, under supervisord.
 
-`clusters/<name>/` holds what was asked for (`spec.json`), what the cluster's program reads (`launch.json`, `serve.json`) and
-what it knows (`state.json`). The program is `headway.adapters.local.cluster_main`.
+`clusters/<name>/` holds what was asked for (`spec.json`), what the cluster's program reads (`launch.json`,
+`serve.json`) and what it knows (`state.json`). The program is `headway.adapters.local.cluster_main`.
 
 Ray's own `ray stop` is never used: it ends every Ray of the machine, and leaves vLLM's processes behind.
 """
@@ -22,16 +22,20 @@ from headway.adapters.local import cluster_files as files
 from headway.adapters.local.cluster_files import ClusterRecord
 from headway.adapters.local.layout import CLUSTER_SLOTS, HOST, LocalLayout
 from headway.adapters.local.processes import ProcessState, Supervisor, end_strays, strays
-from headway.domain.cluster import APPLICATION, Capacity, ClusterSpec, ClusterStatus, serve_config
+from headway.domain.cluster import APPLICATION, Capacity, ClusterSpec, ClusterStatus, deployment_name, serve_config
 from headway.domain.profile import Replicas
 from headway.errors import Conflict, NotFound, Refused
-from headway.units import GIB, MIB, format_bytes, format_seconds
+from headway.units import MIB, format_bytes, format_seconds
 
 LOGICAL_CPUS = 32
-"""Ray's CPUs are tickets, not cores: a replica takes 2, the ingress 1. Enough that no floor fails for want of tickets."""
+"""Ray's CPUs are tickets, not cores: a replica takes 2, the ingress 1. Enough for any floor."""
 
 OBJECT_STORE_BYTES = 80 * MIB
 """Ray's least is 75 MiB; Serve LLM puts next to nothing there."""
+
+SHARE_OF_CORES = 4
+"""An engine computes with a quarter of the cores. Two threads an engine on two busy cores are 25 times slower than one,
+because each waits for the other at every layer."""
 
 STOP_WAIT_S = 30
 MOST_LIVES = 3
@@ -41,19 +45,18 @@ API_TIMEOUT_S, PROBE_TIMEOUT_S = 10.0, 30.0
 
 HOOK = "headway.adapters.local.serve_hooks.LeanStart"
 
-CLUSTER_BYTES = 4.5 * GIB
-"""What a cluster with one small replica takes in all, measured (sum of PSS) with SmolLM2-135M and 0.25 GiB of KV cache."""
-
 
 class LocalClusters:
     """The port `Clusters` on one machine.
 
     Args:
         layout: Where everything is.
+        ray: The command that takes `ray start`'s arguments; by default the serving environment's `ray start`.
     """
 
-    def __init__(self, layout: LocalLayout) -> None:
+    def __init__(self, layout: LocalLayout, *, ray: Sequence[str] = ()) -> None:
         self._layout = layout
+        self._ray = ray or (str(layout.tool("serve", "ray")), "start")
         self._supervisor = Supervisor(layout)
 
     def apply(self, spec: ClusterSpec) -> ClusterStatus:
@@ -107,7 +110,7 @@ class LocalClusters:
         self._supervisor.remove(_program(name))
         end_strays(self._mark(name))
         if record is not None:
-            shutil.rmtree(self._temp_dir(record.slot), ignore_errors=True)
+            shutil.rmtree(self._temp_dir(record.slot).parent, ignore_errors=True)
         with self._lock():
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -139,7 +142,7 @@ class LocalClusters:
         detail = f"{format_bytes(memory.available)} available"
         if waiting:
             detail += f", {format_bytes(promised)} promised to {waiting} that start"
-        if self._free_slots() == []:
+        if not self._free_slots():
             free, detail = 0, f"all {CLUSTER_SLOTS} slots are taken"
         return Capacity(free_bytes=free, total_bytes=int(memory.total), detail=detail)
 
@@ -160,7 +163,7 @@ class LocalClusters:
         files.write_json(
             folder / "launch.json",
             {
-                "command": ray_command(self._layout, record, self._temp_dir(record.slot)),
+                "command": [*self._ray, *ray_arguments(record, self._temp_dir(record.slot))],
                 "dashboard_url": record.dashboard_url,
                 "application": APPLICATION,
                 "temp_dir": str(self._temp_dir(record.slot)),
@@ -170,14 +173,26 @@ class LocalClusters:
         files.write(self._layout, record)
 
     def _environment(self, record: ClusterRecord) -> dict[str, str]:
-        return {**RAY_ENVIRONMENT, "HEADWAY_CLUSTER": record.spec.name, "VLLM_CACHE_ROOT": str(self._layout.vllm_cache)}
+        python_path = self._layout.child_env("serve")["PYTHONPATH"]
+        threads = max(1, (psutil.cpu_count() or 1) // SHARE_OF_CORES)
+        return {
+            **RAY_ENVIRONMENT,
+            "HEADWAY_CLUSTER": record.spec.name,
+            "VLLM_CACHE_ROOT": str(self._layout.vllm_cache),
+            "OMP_NUM_THREADS": str(threads),
+            # With the entry point of headway.adapters.local.vllm_cpu.
+            "PYTHONPATH": f"{python_path}:{self._layout.checkout / 'local' / 'serve'}",
+        }
 
     def _mark(self, name: str) -> dict[str, str]:
         return {"HEADWAY_STACK": self._layout.stack_mark, "HEADWAY_CLUSTER": name}
 
     def _temp_dir(self, slot: int) -> Path:
-        """Return Ray's folder: short, because Ray adds 66 characters and a socket path has 107."""
-        return Path(f"/tmp/headway-{self._layout.stack_mark}-{slot}")  # noqa: S108 - made mode 700 by the cluster
+        """Return Ray's folder: short, because Ray adds 66 characters and a socket path has 107.
+
+        Ray makes it writable for everybody, so its parent, which the cluster's program makes, is closed to them.
+        """
+        return Path(f"/tmp/headway-{self._layout.stack_mark}-{slot}/ray")  # noqa: S108
 
     def _failure(self, record: ClusterRecord, process: ProcessState) -> str:
         log = self._layout.log(_program(record.spec.name))
@@ -223,7 +238,7 @@ class LocalClusters:
         files.write_json(memory, life)
         return ""
 
-    def _free_slots(self) -> "list[int]":  # the method `list` hides the builtin here
+    def _free_slots(self) -> Sequence[int]:
         taken = {record.slot for record in files.every(self._layout)}
         return [slot for slot in range(CLUSTER_SLOTS) if slot not in taken]
 
@@ -257,6 +272,10 @@ RAY_ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
+    # vLLM would bind every engine of the machine to the same first core.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # headway.adapters.local.vllm_cpu takes its place.
+    "VLLM_DISABLED_KERNELS": "ChannelWiseTorchFP8ScaledMMLinearKernel",
     "DO_NOT_TRACK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     # Off by default on Linux; it is what keeps Ray on 127.0.0.1 instead of on every interface of the machine.
@@ -274,12 +293,10 @@ RAY_ENVIRONMENT = {
 }
 
 
-def ray_command(layout: LocalLayout, record: ClusterRecord, temp_dir: Path) -> list[str]:
-    """Return the command of a Ray head that shares no port with another and listens on loopback alone."""
+def ray_arguments(record: ClusterRecord, temp_dir: Path) -> Sequence[str]:
+    """Return the arguments of a Ray head that shares no port with another."""
     at = record.ports.at
     return [
-        str(layout.tool("serve", "ray")),
-        "start",
         "--head",
         "--block",
         f"--node-ip-address={HOST}",
@@ -300,6 +317,8 @@ def ray_command(layout: LocalLayout, record: ClusterRecord, temp_dir: Path) -> l
         f"--object-store-memory={OBJECT_STORE_BYTES}",
         f"--temp-dir={temp_dir}",
         "--include-log-monitor=false",
+        "--log-style=record",
+        "--log-color=false",
         "--disable-usage-stats",
         "--no-monitor",
     ]
@@ -334,13 +353,15 @@ def _status(
 
 
 def _replicas(record: ClusterRecord, found: Mapping[str, Any]) -> tuple[int, int]:
-    deployment = found.get("deployments", {}).get(f"LLMServer:{record.spec.model}", {})
+    deployment = found.get("deployments", {}).get(deployment_name(record.spec.model), {})
     running = sum(replica.get("state") == "RUNNING" for replica in deployment.get("replicas", ()))
     return running, int(deployment.get("target_num_replicas") or record.spec.replicas.min)
 
 
 def _since(process: ProcessState) -> str:
-    return f"{format_seconds(max(0.0, time.time() - process.started_at))} so far" if process.started_at else "not yet up"
+    if not process.started_at:
+        return "not yet up"
+    return f"{format_seconds(max(0.0, time.time() - process.started_at))} so far"
 
 
 def _last_line(text: str) -> str:

@@ -102,7 +102,7 @@ class _UnixTransport(xmlrpc.client.Transport):
         super().__init__()
         self.path = path
 
-    def make_connection(self, host: Any) -> http.client.HTTPConnection:  # noqa: ARG002
+    def make_connection(self, host: Any) -> http.client.HTTPConnection:
         connection = _UnixConnection(self.path)
         self._connection = (host, connection)  # where `close` looks for it
         return connection
@@ -280,6 +280,10 @@ class Supervisor:
             self._conf(name).with_suffix(".later").unlink(missing_ok=True)
             (self.layout.programs / f"{name}.sh").unlink(missing_ok=True)
             self._call("reloadConfig")
+
+    def stop_all(self) -> None:
+        """End all processes at once; returns when all have ended, each within its own `stop_wait_s`."""
+        self._call("stopAllProcesses")
 
     def shutdown(self) -> None:
         """Ask supervisord to end all processes and itself; not running is fine. Does not wait."""

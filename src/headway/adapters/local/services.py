@@ -61,10 +61,10 @@ def services(layout: LocalLayout) -> dict[str, Service]:
         Service(MLFLOW, _mlflow(layout), mlflow_env(layout), layout.mlflow_data),
         Service(AIRFLOW_API, _airflow(layout, "api-server"), airflow, layout.airflow_home),
         Service(
-            AIRFLOW_SCHEDULER, _airflow(layout, "scheduler", "--skip-serve-logs"), airflow, layout.airflow_home, 30
+            AIRFLOW_SCHEDULER, _airflow(layout, "scheduler", "--skip-serve-logs"), airflow, layout.airflow_home, 20
         ),
         Service(
-            AIRFLOW_TRIGGERER, _airflow(layout, "triggerer", "--skip-serve-logs"), airflow, layout.airflow_home, 30
+            AIRFLOW_TRIGGERER, _airflow(layout, "triggerer", "--skip-serve-logs"), airflow, layout.airflow_home, 20
         ),
         Service(AIRFLOW_DAGS, _airflow(layout, "dag-processor"), airflow, layout.airflow_home),
     )

@@ -16,13 +16,14 @@ from headway.adapters.local.layout import LocalLayout, lock_digest
 from headway.adapters.local.machine import (
     HOME_DISK_BYTES,
     STACK_MEMORY_BYTES,
+    PortHolder,
     foreign_ports,
     free_disk_bytes,
     free_memory_bytes,
 )
 from headway.adapters.local.processes import Supervisor, end_strays, strays
 from headway.adapters.local.supervisord import launch
-from headway.errors import BackendError, ConfigError, Conflict, DeadlineExceeded
+from headway.errors import BackendError, BackendUnavailable, ConfigError, Conflict, DeadlineExceeded
 from headway.units import format_bytes
 
 Progress = Callable[[str], None]
@@ -34,6 +35,7 @@ READY_WITHIN_S = 300.0
 """For everything together. Airflow and MLflow import for half a minute on two slow cores; busy ones take a multiple."""
 
 SHUTDOWN_WITHIN_S = 60.0
+PORT_CLOSES_WITHIN_S = 5.0
 POLL_S = 0.2
 
 AFTER: Mapping[str, tuple[str, ...]] = {
@@ -95,7 +97,7 @@ def down(layout: LocalLayout, progress: Progress = print) -> int:
         pid = supervisor.pid()
         if pid is not None:
             progress(f"stopping {len(before)} processes")
-            supervisor.shutdown()
+            _stop_all(supervisor)
             _wait_for_end(pid, progress)
         ended = end_strays(_mark(layout))
         if ended:
@@ -152,7 +154,7 @@ def _launch(layout: LocalLayout, progress: Progress) -> None:
 def _require_room(layout: LocalLayout) -> None:
     """Refuse before anything starts, with numbers and a remedy."""
     names = layout.named_ports()
-    taken = foreign_ports(layout, strays(_mark(layout)))
+    taken = _taken_ports(layout)
     if taken:
         lines = [f"port {port} ({names[port]}) is in use by {holder}" for port, holder in sorted(taken.items())]
         message = f"{'; '.join(lines)}; stop it or set HEADWAY_BASE_PORT"
@@ -171,6 +173,16 @@ def _require_room(layout: LocalLayout) -> None:
             f"{format_bytes(HOME_DISK_BYTES)}; make room or set HEADWAY_HOME to another disk"
         )
         raise ConfigError(message, free_bytes=disk, needed_bytes=HOME_DISK_BYTES)
+
+
+def _taken_ports(layout: LocalLayout) -> dict[int, PortHolder]:
+    """Return who has our ports; one without a process may be closing, so that is waited for."""
+    began = time.monotonic()
+    while taken := foreign_ports(layout, strays(_mark(layout))):
+        if time.monotonic() - began > PORT_CLOSES_WITHIN_S or any(holder.pid for holder in taken.values()):
+            break
+        time.sleep(POLL_S)
+    return taken
 
 
 def _prepare(layout: LocalLayout) -> None:
@@ -302,6 +314,15 @@ def _resume_clusters(layout: LocalLayout, supervisor: Supervisor, progress: Prog
 def launch_later(layout: LocalLayout) -> list[str]:
     """Return the clusters whose definitions `supervisord.launch` put aside."""
     return sorted(path.stem for path in layout.conf_d.glob("cluster-*.later"))
+
+
+def _stop_all(supervisor: Supervisor) -> None:
+    """Tell all programs to end at once, then supervisord, which by itself would end them one after another."""
+    try:
+        supervisor.stop_all()
+    except BackendUnavailable:
+        return  # it died meanwhile; what it left is found by the mark
+    supervisor.shutdown()
 
 
 def _wait_for_end(pid: int, progress: Progress) -> None:

@@ -1,7 +1,7 @@
 """FP8 weights at a usable speed on CPUs without FP8 arithmetic. A vLLM plugin; runs inside the engine's processes.
 
-On such a CPU vLLM 0.29 computes with `torch._scaled_mm`, which widens the whole weight matrix to float at every call and
-pads a single token to 17 rows: SmolLM2-135M needs 1.2 s a token. Here the weights are widened once, when they are loaded.
+On such a CPU vLLM 0.29 computes with `torch._scaled_mm`, which widens the weight matrix to float at every call and
+pads a single token to 17 rows: SmolLM2-135M needs 1.2 s a token. Here the weights are widened once, at the load.
 Every value of FP8 E4M3 is exact in bfloat16, and activations still go through FP8, so what is computed is what the
 artifact says; only the order of roundings of the sum differs.
 

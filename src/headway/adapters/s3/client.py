@@ -167,9 +167,8 @@ class S3Client:
         """Return an address that reads the object without credentials. Made here; the server is not asked."""
         bucket, key = split(uri)
         with translated(f"sign {uri}", uri=uri):
-            return str(
-                self.api.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": key}, ExpiresIn=expires_s)
-            )
+            wanted = {"Bucket": bucket, "Key": key}
+            return str(self.api.generate_presigned_url("get_object", Params=wanted, ExpiresIn=expires_s))
 
 
 def base64_of(hex_digest: str) -> str:

@@ -18,7 +18,7 @@ from headway.errors import (
 )
 
 CODES: dict[str, type[HeadwayError]] = {
-    **dict.fromkeys(("NoSuchKey", "NoSuchBucket", "NoSuchUpload", "NoSuchVersion", "NotFound", "404"), NotFound),
+    **dict.fromkeys(("NoSuchKey", "NoSuchBucket", "NoSuchUpload", "NoSuchVersion", "NoSuchAnnotation", "NotFound", "404"), NotFound),
     **dict.fromkeys(
         ("PreconditionFailed", "ConditionalRequestConflict", "OperationAborted", "BucketNotEmpty", "409", "412"),
         Conflict,
@@ -51,6 +51,8 @@ CODES: dict[str, type[HeadwayError]] = {
             "AccessDenied",
             "AccountProblem",
             "AllAccessDisabled",
+            "AnnotationLimitExceeded",
+            "AnnotationNameTooLong",
             "AuthorizationHeaderMalformed",
             "BucketAlreadyExists",
             "BucketAlreadyOwnedByYou",
@@ -61,11 +63,13 @@ CODES: dict[str, type[HeadwayError]] = {
             "Forbidden",
             "IdempotencyParameterMismatch",
             "InvalidAccessKeyId",
+            "InvalidAnnotationName",
             "InvalidArgument",
             "InvalidBucketName",
             "InvalidObjectState",
             "InvalidPart",
             "InvalidPartOrder",
+            "InvalidPrefix",
             "InvalidRange",
             "InvalidRequest",
             "InvalidSecurity",
@@ -83,6 +87,7 @@ CODES: dict[str, type[HeadwayError]] = {
             "SignatureDoesNotMatch",
             "TokenRefreshRequired",
             "TooManyParts",
+            "UnsupportedMediaType",
             "400",
             "401",
             "403",
