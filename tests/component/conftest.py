@@ -25,7 +25,14 @@ def envoy_process(layout: LocalLayout) -> Iterator[LocalLayout]:
     gateway.ensure(layout)
     with (layout.logs / "envoy.log").open("w") as log:
         process = subprocess.Popen(
-            [layout.tool("airflow", "envoy"), "-c", layout.envoy_bootstrap, "--concurrency", "1", "--disable-hot-restart"],
+            [
+                layout.tool("airflow", "envoy"),
+                "-c",
+                layout.envoy_bootstrap,
+                "--concurrency",
+                "1",
+                "--disable-hot-restart",
+            ],
             stdout=log,
             stderr=subprocess.STDOUT,
         )
@@ -43,7 +50,7 @@ def envoy_process(layout: LocalLayout) -> Iterator[LocalLayout]:
 
 def _ready(url: str) -> bool:
     try:
-        return requests.get(url, timeout=1).ok
+        return bool(requests.get(url, timeout=1).ok)
     except requests.RequestException:
         return False
 
@@ -87,9 +94,9 @@ def start_upstream() -> Upstream:
             self.end_headers()
             self.wfile.write(body)
 
-        do_GET = do_POST
+        do_GET = do_POST  # noqa: N815
 
-        def log_message(self, format: str, *args: object) -> None:
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             """Say nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -114,7 +121,10 @@ class Gateway:
     def ask_inside(self, side: str) -> requests.Response:
         """Send one request to a side through the internal listener."""
         return requests.post(
-            f"{self.layout.internal_gateway_url}/tiny/v1/completions", json={}, headers={"x-headway-cluster": side}, timeout=10
+            f"{self.layout.internal_gateway_url}/tiny/v1/completions",
+            json={},
+            headers={"x-headway-cluster": side},
+            timeout=10,
         )
 
 

@@ -142,7 +142,7 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
 
 
 def _has_buckets(server: S3Server) -> bool:
-    from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - heavy, and only here
+    from botocore.exceptions import BotoCoreError, ClientError
 
     client = server.client("admin")
     try:
@@ -170,7 +170,8 @@ def mlflow_server(folder: Path, s3: S3Server) -> Iterator[str]:
         "--no-serve-artifacts",
         "--default-artifact-root=s3://mlflow/",
     ]
-    with process(command, folder / "mlflow.log", **s3.environment("mlflow")):
+    variables = {**s3.environment("mlflow"), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with process(command, folder / "mlflow.log", **variables):
         url = f"http://127.0.0.1:{port}"
         wait_for(lambda: _answers(f"{url}/health"), "MLflow", timeout_s=120)
         yield url

@@ -129,12 +129,13 @@ class World:
         folder = self.folder / name
         folder.mkdir()
         (folder / "job.json").write_text(json.dumps(job.to_json()))
-        command = [self.python, "-m", "headway.pods.quantize", "job.json"]
+        command = [str(self.python), "-m", "headway.pods.quantize", "job.json"]
         ended = subprocess.run(
             command, cwd=folder, env=environment(self.s3), capture_output=True, text=True, check=False
         )
         assert not (folder / "source").exists(), "scratch space is freed"
-        return Ended(ended.returncode, json.loads((folder / "result.json").read_text()), job, ended.stdout + ended.stderr)
+        result = json.loads((folder / "result.json").read_text())
+        return Ended(ended.returncode, result, job, ended.stdout + ended.stderr)
 
 
 @pytest.fixture(scope="module")

@@ -122,7 +122,7 @@ def test_a_damaged_manifest_is_named(s3: S3Server, store: S3WeightStore, body: b
 
 def test_a_signed_address_needs_no_credentials(s3: S3Server, store: S3WeightStore) -> None:
     """It is good for one object."""
-    import urllib.request  # noqa: PLC0415 - heavy, and only here
+    import urllib.request
 
     s3.client().put("s3://headway/signed", b"content")
 
@@ -169,7 +169,7 @@ def test_bytes_that_differ_from_their_checksum_are_not_stored(s3: S3Server) -> N
 
 def test_a_dead_server_is_unavailable_soon(s3: S3Server) -> None:
     """A step retries; nobody waits for minutes."""
-    from time import monotonic  # noqa: PLC0415 - heavy, and only here
+    from time import monotonic
 
     [port] = free_ports(1)
     dead = S3Connection(endpoint=f"http://127.0.0.1:{port}", credentials_file=s3.credentials("headway"))

@@ -35,7 +35,8 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 def artifact(s3: S3Server, request: pytest.FixtureRequest, tmp_path: Path) -> StageJob:
     """An artifact of three files, the largest in five parts, and the job that stages it."""
     digest = hashlib.sha256(request.node.name.encode()).hexdigest()
-    job = StageJob(artifact_digest=digest, artifact_uri=f"s3://headway/artifacts/{digest}/", dest_root=str(tmp_path / "n"))
+    uri = f"s3://headway/artifacts/{digest}/"
+    job = StageJob(artifact_digest=digest, artifact_uri=uri, dest_root=str(tmp_path / "n"))
     put_artifact(s3, job, {"model.safetensors": os.urandom(4 * PART + 77), "config.json": b"{}", "empty.txt": b""})
     return job
 
@@ -122,7 +123,8 @@ def test_a_killed_run_leaves_nothing_published_and_the_next_goes_on(
     s3: S3Server, artifact: StageJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What had arrived is hashed again and kept."""
-    real, seen = fetch.Fetcher._one, []
+    real = fetch.Fetcher._one
+    seen: list[fetch._Part] = []
 
     def dies_after_two(self: fetch.Fetcher, part: fetch._Part) -> str:
         if len(seen) >= 2:
@@ -217,7 +219,7 @@ def test_a_directory_that_somebody_changed_is_made_again(s3: S3Server, artifact:
     """A missing, an added and a cut file are all noticed by the sizes."""
     final = Path(stage.run(artifact, client(s3), quiet, part_bytes=PART).path)
     for spoil in (
-        lambda: (final / "config.json").unlink(),
+        (final / "config.json").unlink,
         lambda: (final / "extra.py").write_text("x"),
         lambda: os.truncate(final / "model.safetensors", 5),
     ):

@@ -188,7 +188,7 @@ def test_a_state_file_that_somebody_broke_is_not_taken_for_an_empty_one(two_clus
     two_clusters.traffic.shift(Route(model="tiny", stable=STABLE))
     (two_clusters.layout.envoy / "routes.json").write_text("{")
 
-    with pytest.raises(IntegrityError, match="routes.json"):
+    with pytest.raises(IntegrityError, match=r"routes\.json"):
         two_clusters.traffic.shift(Route(model="other", stable=CANDIDATE))
 
     assert two_clusters.ask().status_code == 200
@@ -203,7 +203,7 @@ def test_what_the_scraper_reads_is_what_the_gateway_did(two_clusters: Gateway) -
         assert gateway.ask().status_code == 200
     gateway.upstreams["b"].status = 500
     assert gateway.ask().headers["x-headway-release"] == "r-a"
-    now = datetime.now(UTC)
+    now = datetime.now(UTC)  # noqa: TID251 - the scraper's own clock
     scraper, metrics = Scraper(gateway.layout), LocalMetrics(gateway.layout)
 
     def seen(name: str, side: str) -> float | None:
@@ -214,5 +214,5 @@ def test_what_the_scraper_reads_is_what_the_gateway_did(two_clusters: Gateway) -
 
     assert seen("headway_requests_total", "candidate") == 12
     assert seen("headway_request_errors_total", "candidate") == 1
-    assert seen("headway_request_seconds_sum", "candidate") < 5
+    assert 0 < (seen("headway_request_seconds_sum", "candidate") or 0) < 5
     assert seen("headway_requests_total", "stable") in (None, 0)

@@ -9,12 +9,21 @@ from typing import Any
 
 import pytest
 
+from headway.adapters.local.clusters import LocalClusters
 from headway.adapters.local.jobs import LocalJobs
 from headway.adapters.local.layout import LocalLayout
 from headway.adapters.local.metrics import LocalMetrics
+from headway.adapters.local.traffic import LocalTraffic
+from headway.adapters.s3 import S3Lease, S3Ledger, S3WeightStore
 from headway.domain.job import JobStatus
-from headway.ports import Clusters, Jobs, Lease, Ledger, Metrics, Traffic
-from tests.fakes import FakeClusters, FakeJobs, FakeLease, FakeLedger, FakeMetrics, FakeTraffic
+from headway.domain.value import canonical_json
+from headway.domain.weights import Manifest
+from headway.ports import Clusters, Jobs, Lease, Ledger, Metrics, Traffic, WeightStore
+from tests.component.conftest import envoy_process
+from tests.component.servers import S3Server, s3_server
+from tests.fakes import FakeClusters, FakeJobs, FakeLease, FakeLedger, FakeMetrics, FakeTraffic, FakeWeightStore
+
+__all__ = ["envoy_process"]
 
 
 @dataclass(frozen=True)
@@ -49,15 +58,24 @@ def jobs(request: pytest.FixtureRequest) -> Iterator[JobsCase]:
     yield JobsCase(fake, finish, fake.starts.count)
 
 
-@pytest.fixture(params=["fake"])
-def clusters() -> Clusters:
-    """The adapters of `Clusters`."""
-    return FakeClusters()
+@pytest.fixture(params=["fake", "local"])
+def clusters(request: pytest.FixtureRequest) -> Iterator[Clusters]:
+    """The adapters of `Clusters`; the local one with a stand-in for Ray. `tests/component` has the real one."""
+    if request.param == "fake":
+        yield FakeClusters()
+        return
+    layout = request.getfixturevalue("supervised")
+    local = LocalClusters(layout, ray=[str(layout.python("airflow")), "-m", "tests.probes.ray_head"])
+    yield local
+    for status in local.list():
+        local.delete(status.name)
 
 
-@pytest.fixture(params=["fake"])
-def traffic() -> Traffic:
-    """The adapters of `Traffic`."""
+@pytest.fixture(params=["fake", "local"])
+def traffic(request: pytest.FixtureRequest) -> Traffic:
+    """The adapters of `Traffic`; the local one with a real Envoy."""
+    if request.param == "local":
+        return LocalTraffic(request.getfixturevalue("envoy_process"), {"a": 1, "b": 2}.get)
     return FakeTraffic()
 
 
@@ -70,16 +88,61 @@ def metrics(request: pytest.FixtureRequest) -> MetricsCase:
     return MetricsCase(fake, fake.put)
 
 
-@pytest.fixture(params=["fake"])
-def ledger() -> Ledger:
+@pytest.fixture(params=["fake", "s3"])
+def ledger(request: pytest.FixtureRequest) -> Ledger:
     """The adapters of `Ledger`."""
-    return FakeLedger()
+    return S3Ledger(request.getfixturevalue("empty_s3").connection()) if request.param == "s3" else FakeLedger()
 
 
-@pytest.fixture(params=["fake"])
-def lease() -> Lease:
+@pytest.fixture(params=["fake", "s3"])
+def lease(request: pytest.FixtureRequest) -> Lease:
     """The adapters of `Lease`."""
-    return FakeLease()
+    return S3Lease(request.getfixturevalue("empty_s3").connection()) if request.param == "s3" else FakeLease()
+
+
+@dataclass(frozen=True)
+class WeightsCase:
+    """A `WeightStore` adapter, and how an object and an artifact get into it."""
+
+    port: WeightStore
+    put: Callable[[str, bytes], None]
+    publish: Callable[[Manifest], None]
+
+
+@pytest.fixture(params=["fake", "s3"])
+def weights(request: pytest.FixtureRequest) -> WeightsCase:
+    """The adapters of `WeightStore`."""
+    if request.param == "s3":
+        server: S3Server = request.getfixturevalue("empty_s3")
+        port, put = S3WeightStore(server.connection()), server.client().put
+
+        def publish(manifest: Manifest) -> None:
+            put(f"{port.artifact_uri(manifest.artifact_digest)}manifest.json", canonical_json(manifest))
+
+        return WeightsCase(port, put, publish)
+    fake = FakeWeightStore()
+
+    def keep(manifest: Manifest) -> None:
+        fake.manifests[manifest.artifact_digest] = manifest
+
+    return WeightsCase(fake, fake.objects.__setitem__, keep)
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """One SeaweedFS for all suites."""
+    with s3_server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def empty_s3(s3: S3Server) -> S3Server:
+    """The server without what earlier tests left."""
+    client = s3.client()
+    for bucket in ("headway", "mlflow"):
+        for item in list(client.list(f"s3://{bucket}/")):
+            client.delete(item.uri)
+    return s3
 
 
 def local_jobs(layout: LocalLayout) -> JobsCase:
@@ -108,7 +171,8 @@ def local_metrics(layout: LocalLayout) -> MetricsCase:
     def put(name: str, labels: Mapping[str, str], at: datetime, value: float) -> None:
         kept.setdefault(at, []).append([name, dict(labels), value])
         lines = [
-            json.dumps({"at": moment.isoformat(), "samples": kept[moment]}, separators=(",", ":")) for moment in sorted(kept)
+            json.dumps({"at": moment.isoformat(), "samples": kept[moment]}, separators=(",", ":"))
+            for moment in sorted(kept)
         ]
         (layout.metrics / f"{at:%Y%m%d%H}.jsonl").write_text("\n".join(lines) + "\n")
 

@@ -1,5 +1,8 @@
-"""What every `Clusters` adapter promises. The real one on this machine is held to it in `tests/component`, where a
-cluster is started once and shared: each start of vLLM on CPU costs one to three minutes."""
+"""What every `Clusters` adapter promises.
+
+The local one runs with a stand-in for Ray. With Ray and vLLM it is held to it in `tests/component`, where a cluster is
+started once and shared: each start costs one to three minutes on CPU.
+"""
 
 import pytest
 

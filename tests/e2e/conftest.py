@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ def stack() -> Iterator[Stack]:
             check=False,
         )
     text = log.read_text()
-    print(text)
+    sys.stdout.write(text)
     assert ended.returncode == 0, f"the demo ended with {ended.returncode}:\n{text[-4000:]}"
     settings = Settings()
     yield Stack(settings.layout(), connect(settings), text)

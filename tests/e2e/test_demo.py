@@ -155,7 +155,7 @@ def test_a_candidate_that_dies_in_the_canary_is_rolled_back_and_no_client_notice
 
 def test_down_leaves_no_process(stack: Stack) -> None:
     """Not one of ours survives, vLLM's engines included, and nobody else's is touched."""
-    bystander = subprocess.Popen(["sleep", "300"])
+    bystander = subprocess.Popen(["/bin/sleep", "300"])
     try:
         ended = stack.headway("down", timeout_s=300)
 

@@ -1,4 +1,4 @@
-"""A Ray head with Serve, as far as headway's cluster program and its adapter look at one. Takes `ray start`'s arguments.
+"""A Ray head with Serve, as far as headway's cluster program and its adapter look. Takes `ray start`'s arguments.
 
 The name of the model's directory says how it goes: `broken` cannot be deployed, `slow` never is, `dies` ends at once,
 `mute` runs but answers no completion; any other answers. A child in a session of its own plays vLLM's processes, which
@@ -41,9 +41,9 @@ def serve(port: int, answer: Callable[[str, str, bytes], Answer]) -> None:
             self.end_headers()
             self.wfile.write(text)
 
-        do_PUT = do_POST = do_GET
+        do_PUT = do_POST = do_GET  # noqa: N815 - the base class looks for these names
 
-        def log_message(self, format: str, *args: object) -> None:
+        def log_message(self, *args: object) -> None:
             """Say nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)

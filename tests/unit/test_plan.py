@@ -36,7 +36,7 @@ def test_a_plan_that_does_not_fit_says_what_is_missing_and_what_would_fit() -> N
         hardware={"accelerator": "NVIDIA-L4"}, engine={"max_model_len": 8192}, weights={"schemes": ["none"]}
     )
 
-    with pytest.raises(PlanInfeasible, match="131.4 GiB.*this would fit: `hardware.per_replica: 8`") as caught:
+    with pytest.raises(PlanInfeasible, match=r"131\.4 GiB.*this would fit: `hardware.per_replica: 8`") as caught:
         plan.make(
             profile,
             make_selection(),

@@ -107,7 +107,7 @@ def test_an_artifact_that_was_deleted_is_made_again() -> None:
 def test_a_source_far_worse_than_stables_is_refused() -> None:
     """Design rule 13.6, second part: broken before quantizing."""
     plan = make_plan()
-    with pytest.raises(QualityRejected, match="stable's source has 14.0") as caught:
+    with pytest.raises(QualityRejected, match=r"stable's source has 14\.0") as caught:
         quantize.finish(plan, FakeJobs(), store(plan, perplexity=20, artifact=True), stable(14))
     assert "tiny version 1" in caught.value.message
     assert caught.value.facts["report"]["checks"]

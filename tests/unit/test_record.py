@@ -82,12 +82,8 @@ def test_any_failure_puts_the_split_back_and_deletes_the_candidate(outcome: str)
     clusters, traffic = world()
     end = record.Ending.model_validate({"outcome": outcome, "reason": "why"})
 
-    record.settle_traffic(
-        "tiny", PLAN.cluster.name, end, traffic=traffic, clusters=clusters, hold_s=60, now=NOW
-    )
-    record.settle_traffic(
-        "tiny", PLAN.cluster.name, end, traffic=traffic, clusters=clusters, hold_s=60, now=NOW
-    )
+    record.settle_traffic("tiny", PLAN.cluster.name, end, traffic=traffic, clusters=clusters, hold_s=60, now=NOW)
+    record.settle_traffic("tiny", PLAN.cluster.name, end, traffic=traffic, clusters=clusters, hold_s=60, now=NOW)
 
     route = traffic.route("tiny")
     assert route.candidate is None

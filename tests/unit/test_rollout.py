@@ -70,7 +70,7 @@ def test_no_room_is_refused_with_numbers_and_stable_stays() -> None:
     """The error says what is missing; nothing was started or ended."""
     clusters, traffic = FakeClusters(total_bytes=8 * GIB), FakeTraffic()
 
-    with pytest.raises(Refused, match="needs .* GiB and 2.0 GiB of 8.0 GiB are free"):
+    with pytest.raises(Refused, match=r"needs .* GiB and 2\.0 GiB of 8\.0 GiB are free"):
         rollout.begin(PLAN, REF, clusters, traffic)
 
     assert not clusters.specs

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -76,19 +77,15 @@ def test_a_moved_tensor_is_found(tensors: dict[str, tuple[str, list[int]]], by: 
 @given(st.binary(max_size=200))
 def test_no_bytes_crash_the_reader(content: bytes) -> None:
     """Whatever somebody uploads is an answer, not a stack trace."""
-    try:
+    with suppress(HeaderError):
         parse(content)
-    except HeaderError as error:
-        assert str(error)
 
 
 @given(JSON)
 def test_no_json_crashes_the_reader(described: Any) -> None:
     """Nor does any JSON in place of a header."""
-    try:
+    with suppress(HeaderError):
         parse(file_of(described, 0))
-    except HeaderError as error:
-        assert str(error)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def world(files: dict[str, bytes], source: str = ROOT) -> tuple[FakeRegistry, Fa
 def mlmodel(flavor: dict[str, Any] | None, **others: Any) -> bytes:
     """An MLmodel file."""
     flavors = {**({"transformers": flavor} if flavor is not None else {}), **others}
-    return yaml.safe_dump({"flavors": flavors}).encode()
+    return str(yaml.safe_dump({"flavors": flavors})).encode()
 
 
 def test_an_alias_is_resolved_once_and_the_files_are_frozen() -> None:

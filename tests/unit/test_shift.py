@@ -32,9 +32,7 @@ class World:
 
     def tick(self, after_s: float = 0) -> shift.ShiftProgress:
         self.now += timedelta(seconds=after_s)
-        return shift.tick(
-            self.plan, traffic=self.traffic, clusters=self.clusters, metrics=self.metrics, now=self.now
-        )
+        return shift.tick(self.plan, traffic=self.traffic, clusters=self.clusters, metrics=self.metrics, now=self.now)
 
     def served(self, side: str, requests: float, errors: float, seconds: float) -> None:
         labels = {"model": "tiny", "side": side}

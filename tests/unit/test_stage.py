@@ -36,6 +36,17 @@ def test_the_job_goes_where_the_cluster_looks() -> None:
     assert f"{jobs.jobs[name].payload['dest_root']}/{plan.artifact_digest}" == plan.cluster.model_dir
 
 
+def test_each_release_asks_the_node_anew() -> None:
+    """What an earlier release staged may have been cleared away since."""
+    plan, jobs, weights = world()
+    first = stage.begin(plan, jobs, weights, release="r1").name
+    jobs.end(first, phase="succeeded", result=result(plan))
+    second = stage.begin(plan, jobs, weights, release="r2")
+
+    assert second.phase == "running"
+    assert stage.finish(plan, jobs, weights, release="r1").outcome == "staged"
+
+
 def test_a_staged_artifact_is_taken() -> None:
     """The result names digest and directory."""
     plan, jobs, weights = world()

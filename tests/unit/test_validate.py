@@ -56,7 +56,8 @@ def check(files: dict[str, bytes]) -> Validated:
         model=ModelVersion(name="tiny", version=1, source_uri=ROOT),
         layout="plain",
         files=tuple(
-            SourceFile(path=path, uri=ROOT + path, size_bytes=len(body), sha256="0" * 64) for path, body in files.items()
+            SourceFile(path=path, uri=ROOT + path, size_bytes=len(body), sha256="0" * 64)
+            for path, body in files.items()
         ),
         selected_by="version 1",
     )
@@ -168,7 +169,7 @@ def test_a_sharded_model_passes() -> None:
         (sharded(MAP, a=shard(HALVES[0]), b=shard(HALVES[1]), c=shard({"x": ("U8", [1])})), "does not know"),
         (sharded(MAP, a=shard(HALVES[1]), b=shard(HALVES[0])), "do not hold them"),
         (sharded(MAP, a=shard(TENSORS), b=shard(HALVES[1])), "is in `a.safetensors` and in `b.safetensors`"),
-        (sharded({**MAP, "x": "../../outside.safetensors"}, a=shard(HALVES[0]), b=shard(HALVES[1])), "no plain file name"),
+        (sharded({**MAP, "x": "../../up.safetensors"}, a=shard(HALVES[0]), b=shard(HALVES[1])), "no plain file name"),
         (sharded({**MAP, "ghost.weight": "a.safetensors"}, a=shard(HALVES[0]), b=shard(HALVES[1])), "ghost.weight"),
         (sharded({}, a=shard(HALVES[0]), b=shard(HALVES[1])), "no weight_map"),
         (model(**{INDEX: b"not json"}), "cannot be read"),

@@ -96,7 +96,8 @@ class AirflowApi:
         path = f"dags/{quote(dag_id, safe='')}/dagRuns/{quote(run_id, safe='')}/taskInstances"
         items = self._send("GET", path, params={"limit": PAGE}).json()["task_instances"]
         tasks = [
-            TaskRun(i["task_id"], i["state"], i["start_date"], i["end_date"], int(i.get("try_number") or 0)) for i in items
+            TaskRun(i["task_id"], i["state"], i["start_date"], i["end_date"], int(i.get("try_number") or 0))
+            for i in items
         ]
         return sorted(tasks, key=lambda task: task.started_at or "~")
 
@@ -168,7 +169,8 @@ class AirflowApi:
                 return session.request(method, url, params=params, json=json_body, headers=headers, timeout=TIMEOUT_S)
         except requests.RequestException as error:
             raise BackendUnavailable(
-                f"Airflow at {self._base_url} does not answer ({type(error).__name__}); `headway status` shows what is up",
+                f"Airflow at {self._base_url} does not answer ({type(error).__name__}); "
+                "`headway status` shows what is up",
                 url=self._base_url,
             ) from error
 
@@ -203,4 +205,6 @@ def _detail(response: requests.Response) -> str:
         detail = response.json().get("detail", "")
     except (ValueError, AttributeError):
         detail = response.reason
-    return str(detail if isinstance(detail, str) else json.dumps(detail))[:500]
+    text = detail if isinstance(detail, str) else json.dumps(detail)
+    # Below the first paragraph the validator of the form prints its whole schema.
+    return text.split("\n\n", 1)[0][:500]

@@ -30,8 +30,8 @@ class ExpectationChecks:
         if not rows:
             return [f"the table for {suite} has no rows"]
         # Slow to import (seconds), and needed by one step only.
-        import great_expectations as gx  # noqa: PLC0415 - slow to import
-        import pandas as pd  # noqa: PLC0415 - slow to import
+        import great_expectations as gx
+        import pandas as pd
 
         logging.getLogger("great_expectations").setLevel(logging.ERROR)
         context = gx.get_context(mode="ephemeral")

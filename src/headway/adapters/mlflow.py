@@ -26,9 +26,9 @@ VERSION_TAG = "headway.version"
 EXPERIMENT = "headway"
 """Experiment of the releases' runs."""
 
-REQUEST_TIMEOUT_S = 3
+REQUEST_TIMEOUT_S = 10
 REQUEST_RETRIES = 1
-"""MLflow's own defaults wait 120 s, seven times. A dead server must show within 10 s; a step's
+"""MLflow's own defaults wait 120 s, seven times. A dead server shows at once, a hung one after 20 s; a step's
 retry does the waiting."""
 
 CODES: dict[str, type[HeadwayError]] = {
@@ -69,8 +69,8 @@ def translated(what: str, **facts: Any) -> Iterator[None]:
         what: What was tried; it begins the message.
         facts: Fields for the error.
     """
-    from mlflow.exceptions import MlflowException  # noqa: PLC0415 - heavy, and only here
-    from requests import RequestException  # noqa: PLC0415 - heavy, and only here
+    from mlflow.exceptions import MlflowException
+    from requests import RequestException
 
     try:
         yield
@@ -119,7 +119,7 @@ class MlflowRegistry:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(REQUEST_TIMEOUT_S))
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", str(REQUEST_RETRIES))
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-        from mlflow import MlflowClient  # noqa: PLC0415 - heavy, and only here
+        from mlflow import MlflowClient
 
         return MlflowClient(tracking_uri=self._url, registry_uri=self._url)
 
@@ -230,7 +230,7 @@ class MlflowRegistry:
         return self._client.create_run(experiment_id, run_name=release, tags=tags)
 
     def _new_experiment(self) -> str:
-        from mlflow.exceptions import MlflowException  # noqa: PLC0415 - heavy, and only here
+        from mlflow.exceptions import MlflowException
 
         try:
             return str(self._client.create_experiment(EXPERIMENT))

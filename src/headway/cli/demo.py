@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import requests
 from rich.console import Console
@@ -116,9 +116,7 @@ class Demo:
     def register(self, folder: Path) -> None:
         """Register the versions that the registry does not have yet."""
         for number, description in VERSIONS.items():
-            self._program(
-                "airflow", "register_model.py", MODEL, str(number), str(folder / f"v{number}"), description
-            )
+            self._program("airflow", "register_model.py", MODEL, str(number), str(folder / f"v{number}"), description)
 
     def promote(self, version: int, *, wanted: str) -> Promotion:
         """Set the alias as an ML engineer does, and follow the release that comes of it."""
@@ -132,7 +130,8 @@ class Demo:
         outcome = state.outcome if state else "unknown"
         if outcome != wanted:
             raise DemoFailed(
-                f"version {version} should be {wanted}, and it is {outcome}: {state.reason if state else 'nothing was recorded'}"
+                f"version {version} should be {wanted}, and it is {outcome}: "
+                f"{state.reason if state else 'nothing was recorded'}"
             )
         self._say(f"[bold]{outcome}[/]: {state.reason if state else ''}")
         return Promotion(version, followed, wanted, monotonic() - started)
@@ -141,7 +140,12 @@ class Demo:
         """Ask one question through the gateway and return the answer."""
         answer = requests.post(
             f"{self.model_url}/v1/chat/completions",
-            json={"model": MODEL, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 32, "temperature": 0},
+            json={
+                "model": MODEL,
+                "messages": [{"role": "user", "content": QUESTION}],
+                "max_tokens": 32,
+                "temperature": 0,
+            },
             timeout=120,
         )
         if not answer.ok:
@@ -173,7 +177,9 @@ class Demo:
     def summary(self, promotions: list[Promotion], tally: Tally) -> None:
         """Print the tables and where to look."""
         for promotion in promotions:
-            table = Table(title=f"Release of {MODEL} version {promotion.version}: {promotion.wanted}", title_justify="left")
+            table = Table(
+                title=f"Release of {MODEL} version {promotion.version}: {promotion.wanted}", title_justify="left"
+            )
             for column, justify in (("step", "left"), ("seconds", "right"), ("result", "left")):
                 table.add_column(column, justify="right" if justify == "right" else "left")
             for step in promotion.followed.steps:
@@ -187,8 +193,12 @@ class Demo:
             where.add_row(name, f"{seconds:.0f}")
         self._console.print(where)
         answers = ", ".join(f"{count} by {release}" for release, count in tally.releases.items())
-        self._say(f"The client asked {tally.answered + len(tally.failures)} times: {len(tally.failures)} failures; {answers}.")
-        self._say("The paired benchmark used demo margins, chosen for two noisy CPU cores; they are no production margins.")
+        self._say(
+            f"The client asked {tally.answered + len(tally.failures)} times: {len(tally.failures)} failures; {answers}."
+        )
+        self._say(
+            "The paired benchmark used demo margins, chosen for two noisy CPU cores; they are no production margins."
+        )
         layout = self._layout
         report = self._state(2)
         self._say(
@@ -198,7 +208,7 @@ class Demo:
             f"  report    {self._report_address(2)}\n"
             f"            or: bin/headway report {MODEL}\n"
             f"  gateway   curl {self.model_url}/v1/chat/completions -H 'content-type: application/json' "
-            f"""-d '{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "{QUESTION}"}}], "max_tokens": 32}}'\n"""
+            f"""-d '{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "{QUESTION}"}}]}}'\n"""
             f"  status    bin/headway status\n"
             f"  stop      make down"
         )
@@ -208,7 +218,7 @@ class Demo:
     def _program(self, environment: EnvironmentName, name: str, *arguments: str) -> None:
         layout = self._layout
         mlflow = {"MLFLOW_TRACKING_URI": layout.mlflow_url, "MLFLOW_S3_ENDPOINT_URL": layout.s3_url}
-        ended = subprocess.run(  # noqa: S603 - our own program in our own environment
+        ended = subprocess.run(
             [str(layout.python(environment)), str(layout.checkout / "local" / name), *arguments],
             env=layout.child_env(environment, role="mlflow", extra=mlflow),
             capture_output=True,
@@ -225,7 +235,7 @@ class Demo:
         states = record.read_state(self._backend.registry.tags(MODEL, version))
         return max(states.values(), key=lambda s: s.at, default=None)
 
-    def _mlflow(self):  # type: ignore[no-untyped-def]  # noqa: ANN202 - importing mlflow at the top costs seconds
+    def _mlflow(self) -> Any:
         from mlflow import MlflowClient
 
         return MlflowClient(self._layout.mlflow_url, self._layout.mlflow_url)

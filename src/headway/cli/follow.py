@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from time import monotonic, sleep
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -42,7 +43,13 @@ WORDS = {
     "upstream_failed": "not reached",
     "removed": "not reached",
 }
-COLOURS = {"done": "green", "failed": "red", "runs": "cyan", "tries again soon": "yellow", "waits for a person": "yellow"}
+COLOURS = {
+    "done": "green",
+    "failed": "red",
+    "runs": "cyan",
+    "tries again soon": "yellow",
+    "waits for a person": "yellow",
+}
 
 
 @dataclass(frozen=True)
@@ -105,8 +112,9 @@ class Follower:
         started = monotonic()
         while not run.ended:
             if monotonic() - started > within_s:
+                page = self._backend.runs.run_url(dag_id, run_id)
                 raise DeadlineExceeded(
-                    f"{dag_id} is still {run.state} after {within_s:.0f} s; look at {self._backend.runs.run_url(dag_id, run_id)}",
+                    f"{dag_id} is still {run.state} after {within_s:.0f} s; look at {page}",
                     waited_s=within_s,
                     last=run.state,
                 )
@@ -130,7 +138,7 @@ class Follower:
         while True:
             fresh = self._patient(lambda: self.releases_of(model, version)) - (self._known or set())
             if fresh:
-                return self.follow(model, sorted(fresh)[-1])
+                return self.follow(model, max(fresh))
             if monotonic() - started > within_s:
                 raise DeadlineExceeded(
                     f"no release of {model} version {version} began within {within_s:.0f} s; "
@@ -228,8 +236,10 @@ class _LiveTable:
         self._live.__enter__()
         return self._show
 
-    def __exit__(self, *error: Any) -> None:
-        self._live.__exit__(*error)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.__exit__(kind, error, trace)
 
     def _show(self, tasks: Mapping[str, "TaskRun"], shown: dict[str, str], detail: Mapping[str, str]) -> None:
         table = Table(show_header=False, box=None, padding=(0, 2))

@@ -15,9 +15,12 @@ if TYPE_CHECKING:
     from headway.wiring import LocalBackend
 
 Model = Annotated[str, typer.Argument(help="Name of the registered model.")]
-Version = Annotated[int | None, typer.Option("--version", min=1, help="Number of the version. [default: what the alias names]")]
+Version = Annotated[
+    int | None, typer.Option("--version", min=1, help="Number of the version. [default: what the alias names]")
+]
 Alias = Annotated[str | None, typer.Option("--alias", help="Alias in the registry. [default: the profile's]")]
 SCHEMA_FILE = "schema.json"
+PIPED_COLUMNS = 200
 
 
 def status() -> None:
@@ -45,7 +48,7 @@ def plan(model: Model, version: Version = None, alias: Alias = None) -> None:
     _console().print(*show.plan(backend, made), sep="\n")
 
 
-def release(
+def release(  # noqa: PLR0917 - typer makes options of them
     model: Model,
     version: Version = None,
     alias: Alias = None,
@@ -211,4 +214,6 @@ def _connect() -> "LocalBackend":
 
 
 def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True)
+    # Tables that are piped somewhere have no edge to be squeezed at.
+    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=PIPED_COLUMNS)

@@ -1,6 +1,6 @@
 """What the commands about models show: values in, something rich can print out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -64,12 +64,14 @@ def status(backend: "LocalBackend") -> Sequence[RenderableType]:
             f"{escape(alias)} = {wanted}" if wanted is not None else NONE,
             _side(route.stable),
             _side(route.candidate) + (f" held until {_time(route.hold_until)}" if route.hold_until else ""),
-            _side(route.previous) + (f" until {_time(route.keep_previous_until)}" if route.previous else ""),
+            _side(route.previous) + (f" until {_time(route.keep_previous_until)}" if route.keep_previous_until else ""),
             f"{split.stable_pct} : {split.candidate_pct}" if route.stable or route.candidate else NONE,
             asker.ask("ledger", lambda n=name: _last_verdict(backend, n), NONE),  # type: ignore[misc]
         )
 
-    running = Table("cluster", "model", "version", "state", "replicas", "endpoint", title="Clusters", title_justify="left")
+    running = Table(
+        "cluster", "model", "version", "state", "replicas", "endpoint", title="Clusters", title_justify="left"
+    )
     for cluster in clusters:
         spec = cluster.spec
         running.add_row(
@@ -88,7 +90,8 @@ def status(backend: "LocalBackend") -> Sequence[RenderableType]:
     active = asker.ask("airflow", lambda: backend.runs.active("release"), ())
     shown: list[RenderableType] = [models, running]
     shown += [
-        f"release on its way: {escape(str(run.conf.get('model')))} ({run.state}, run {escape(run.run_id)})" for run in active
+        f"release on its way: {escape(str(run.conf.get('model')))} ({run.state}, run {escape(run.run_id)})"
+        for run in active
     ]
     shown += [f"[red]{part} does not answer:[/] {escape(why)}" for part, why in asker.down.items()]
     if asker.down:
@@ -101,69 +104,86 @@ def plan(backend: "LocalBackend", made: ReleasePlan) -> Sequence[RenderableType]
     asker = Asker()
     version = made.selection.model.version
     route = asker.ask("gateway", lambda: backend.traffic.route(made.model), Route(model=made.model))
-    known = asker.ask("artifacts", lambda: backend.weights.manifest(made.artifact_digest), None)
-    cluster = asker.ask("clusters", lambda: backend.clusters.status(made.cluster.name), None)
-    capacity = asker.ask("capacity", backend.clusters.capacity, None)
     state = asker.ask(
         "registry", lambda: record.read_state(backend.registry.tags(made.model, version)).get(made.cluster_digest), None
     )
-    serves = route.stable is not None and route.stable.cluster_digest == made.cluster_digest
-
+    lines: list[str] = []
+    if route.stable is not None and route.stable.cluster_digest == made.cluster_digest:
+        lines.append(f"[green]=[/] {made.cluster.name} has all the traffic already: a release would change nothing")
+    else:
+        lines += [*_artifact_lines(asker, backend, made), *_cluster_lines(asker, backend, made, route)]
+        lines += _traffic_lines(made, route)
+        if state is not None:
+            lines.append(f"[yellow]note[/] this pair was {state.outcome} at {_time(state.at)}: {escape(state.reason)}")
+    if route.paused:
+        lines.append(f"[red]![/] {escape(made.model)} is paused; `headway resume {escape(made.model)}` first")
+    lines += [f"[red]{part} does not answer:[/] {escape(why)}" for part, why in asker.down.items()]
     head = f"[bold]{escape(made.model)} version {version}[/] ({escape(made.selection.selected_by)})"
+    return [head, _facts(made), *lines]
+
+
+def _facts(made: ReleasePlan) -> Table:
+    source, shape, memory = made.selection, made.validated.shape, made.memory
+    size = format_bytes(source.size_bytes)
     facts = Table(show_header=False, box=None, padding=(0, 2))
-    source = made.selection
-    facts.add_row("source", f"{short(source.source_digest)}, {len(source.files)} files, {format_bytes(source.size_bytes)}")
-    shape = made.validated.shape
-    facts.add_row("model", f"{shape.architecture}, {shape.parameters / 1e6:.0f} M weights, {shape.layers} layers, {shape.dtype}")
+    facts.add_row("source", f"{short(source.source_digest)}, {len(source.files)} files, {size}")
+    weights = f"{shape.parameters / 1e6:.0f} M weights"
+    facts.add_row("model", f"{shape.architecture}, {weights}, {shape.layers} layers, {shape.dtype}")
     facts.add_row("scheme", made.recipe.scheme)
-    memory = made.memory
     facts.add_row(
         "memory",
         f"{format_bytes(memory.needed_bytes)} of {format_bytes(memory.available_bytes)} on each of "
         f"{made.cluster.tensor_parallel} x {made.cluster.accelerator}: weights {format_bytes(memory.weights_bytes)}, "
         f"KV cache {format_bytes(memory.kv_cache_bytes)}, overhead {format_bytes(memory.overhead_bytes)}",
     )
+    return facts
 
-    if serves:
-        return [head, facts, f"[green]=[/] {made.cluster.name} has all the traffic already: a release would change nothing"]
+
+def _artifact_lines(asker: Asker, backend: "LocalBackend", made: ReleasePlan) -> Iterator[str]:
+    known = asker.ask("artifacts", lambda: backend.weights.manifest(made.artifact_digest), None)
+    name = f"artifact {short(made.artifact_digest)}"
     if known is not None:
-        size = format_bytes(known.size_bytes)
-        lines = [f"[green]=[/] artifact {short(made.artifact_digest)} is there ({size}), nothing to quantize"]
+        yield f"[green]=[/] {name} is there ({format_bytes(known.size_bytes)}), nothing to quantize"
     else:
-        lines = [f"[green]+[/] artifact {short(made.artifact_digest)} by {made.recipe.scheme}, behind the quality gate"]
+        yield f"[green]+[/] {name} by {made.recipe.scheme}, behind the quality gate"
+
+
+def _cluster_lines(asker: Asker, backend: "LocalBackend", made: ReleasePlan, route: Route) -> Iterator[str]:
+    cluster = asker.ask("clusters", lambda: backend.clusters.status(made.cluster.name), None)
     if cluster is not None and cluster.phase in ("starting", "ready"):
-        lines.append(f"[green]=[/] cluster {made.cluster.name} is {cluster.phase}")
+        yield f"[green]=[/] cluster {made.cluster.name} is {cluster.phase}"
+        return
+    yield f"[green]+[/] cluster {made.cluster.name} as candidate, without traffic"
+    capacity = asker.ask("capacity", backend.clusters.capacity, None)
+    if capacity is None or capacity.free_bytes >= made.cluster.memory_bytes:
+        return
+    needed = format_bytes(made.cluster.memory_bytes)
+    room = f"{format_bytes(capacity.free_bytes)} are free of the {needed} it needs"
+    if route.previous is not None:
+        yield f"[red]-[/] previous cluster {route.previous.cluster} makes room ({room})"
     else:
-        lines.append(f"[green]+[/] cluster {made.cluster.name} as candidate, without traffic")
-        if capacity is not None and capacity.free_bytes < made.cluster.memory_bytes:
-            room = f"{format_bytes(capacity.free_bytes)} are free of the {format_bytes(made.cluster.memory_bytes)} it needs"
-            if route.previous is not None:
-                lines.append(f"[red]-[/] previous cluster {route.previous.cluster} makes room ({room})")
-            else:
-                lines.append(f"[red]![/] there is no room: {room}")
-    canary = made.profile.canary
+        yield f"[red]![/] there is no room: {room}"
+
+
+def _traffic_lines(made: ReleasePlan, route: Route) -> Iterator[str]:
+    canary, shift = made.profile.canary, made.profile.shift
     if route.stable is None:
-        lines.append("[yellow]~[/] canary against the profile's absolute limits, since nothing serves yet")
+        yield "[yellow]~[/] canary against the profile's absolute limits, since nothing serves yet"
     else:
-        lines.append(
-            f"[yellow]~[/] canary: up to {canary.blocks} paired blocks of {canary.requests_per_block} requests, margins "
-            f"p50 {canary.p50_margin:.0%} and p95 {canary.p95_margin:.0%}{' (demo margins)' if canary.demo_margins else ''}"
+        demo = " (demo margins)" if canary.demo_margins else ""
+        yield (
+            f"[yellow]~[/] canary: up to {canary.blocks} paired blocks of {canary.requests_per_block} requests, "
+            f"margins p50 {canary.p50_margin:.0%} and p95 {canary.p95_margin:.0%}{demo}"
         )
-    if made.profile.shift.approve:
-        lines.append("[yellow]~[/] a person is asked")
-    steps = ", ".join(f"{step} %" for step in made.profile.shift.steps_pct)
+    if shift.approve:
+        yield "[yellow]~[/] a person is asked"
     if route.stable is None:
-        lines.append("[yellow]~[/] traffic: all of it to the candidate")
-    else:
-        lines.append(f"[yellow]~[/] traffic: {steps}, each watched for {made.profile.shift.bake_s:.0f} s")
-        keep_s = made.profile.keep_previous_s
-        lines.append(f"[yellow]~[/] version {route.stable.version} stays warm for {keep_s:.0f} s as the way back")
-    if state is not None:
-        lines.append(f"[yellow]note[/] this pair was {state.outcome} at {_time(state.at)}: {escape(state.reason)}")
-    if route.paused:
-        lines.append(f"[red]![/] {escape(made.model)} is paused; `headway resume {escape(made.model)}` first")
-    lines += [f"[red]{part} does not answer:[/] {escape(why)}" for part, why in asker.down.items()]
-    return [head, facts, *lines]
+        yield "[yellow]~[/] traffic: all of it to the candidate"
+        return
+    steps = ", ".join(f"{step} %" for step in shift.steps_pct)
+    yield f"[yellow]~[/] traffic: {steps}, each watched for {shift.bake_s:.0f} s"
+    keep_s = made.profile.keep_previous_s
+    yield f"[yellow]~[/] version {route.stable.version} stays warm for {keep_s:.0f} s as the way back"
 
 
 def last_release(backend: "Backend", model: str) -> str | None:

@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import requests
 
@@ -41,7 +41,7 @@ class SteadyClient:
         self._pacer = threading.Thread(target=self._pace, name="steady-client", daemon=True)
         self.tally = Tally()
 
-    def __enter__(self) -> "SteadyClient":
+    def __enter__(self) -> Self:
         self._pacer.start()
         return self
 
@@ -62,7 +62,9 @@ class SteadyClient:
     def _ask(self, number: int) -> None:
         body: dict[str, Any] = {
             "model": self._model,
-            "messages": [{"role": "user", "content": f"Name a town that begins with {LETTERS[number % len(LETTERS)]}."}],
+            "messages": [
+                {"role": "user", "content": f"Name a town that begins with {LETTERS[number % len(LETTERS)]}."}
+            ],
             "max_tokens": 8,
         }
         try:

@@ -15,7 +15,7 @@ class Hardware(Value):
     """What a replica runs on."""
 
     accelerator: str
-    """A name of `headway.domain.hardware.ACCELERATORS`, as the device plugin labels it; `cpu` for the embedded stack."""
+    """A name of `headway.domain.hardware.ACCELERATORS`, as the device plugin labels it; `cpu` on the embedded stack."""
     per_replica: int = Field(default=1, ge=1, le=64)
     """Accelerators of one replica: the tensor parallel size."""
 
@@ -32,7 +32,7 @@ class Engine(Value):
     max_logprobs: int = Field(default=20, ge=1)
     """Top log-probabilities a request may ask for; the quality gate needs 20."""
     kv_cache_gib: float = Field(default=1.0, gt=0)
-    """KV cache of a replica on CPU (`VLLM_CPU_KVCACHE_SPACE`); unused on accelerators, where vLLM takes what is left."""
+    """KV cache of a replica on CPU (`VLLM_CPU_KVCACHE_SPACE`); on accelerators vLLM takes what is left."""
 
 
 class Weights(Value):

@@ -11,9 +11,7 @@ PART_BYTES = 64 * MIB
 SCHEMA = 1
 """Version of the manifest's schema. Version N reads N-1."""
 
-Scheme = Literal[
-    "none", "fp8-dynamic", "fp8", "w8a8", "w4a16-gptq", "w4a16-awq", "nvfp4", "fp8-block"
-]
+Scheme = Literal["none", "fp8-dynamic", "fp8", "w8a8", "w4a16-gptq", "w4a16-awq", "nvfp4", "fp8-block"]
 
 BITS_PER_WEIGHT: dict[str, float] = {
     "none": 16.0,
@@ -69,7 +67,13 @@ class Recipe(Value):
     revision: int = 1
     """Raised when headway changes how it applies the scheme, so that old and new results differ in name."""
     calibration_digest: str | None = None
-    ignore: tuple[str, ...] = ("lm_head", "re:.*mlp.gate$", "re:.*router.*", "re:.*shared_expert_gate$", "re:.*vision.*")
+    ignore: tuple[str, ...] = (
+        "lm_head",
+        "re:.*mlp.gate$",
+        "re:.*router.*",
+        "re:.*shared_expert_gate$",
+        "re:.*vision.*",
+    )
     """Modules that stay as they are; the MoE and vision rules cost nothing where no such module exists."""
 
     @property

@@ -22,6 +22,7 @@ from headway.domain.release import Check, Decision, MetricEffect, Verdict
 from headway.judge import records as record_rules
 from headway.judge.quantiles import LATENCIES, failure_rate, latencies, newcombe, quantile
 from headway.judge.sequential import ALPHA, Interval, interval, looks_of, nominal_levels, z_of
+from headway.judge.words import say
 
 VALID_SHARE = 0.9
 """Share of the blocks that must be usable."""
@@ -183,8 +184,8 @@ class _State:
         if bad_candidate and self._overloaded(summary, stable, candidate):
             self.ratios.append({})
             sentence = (
-                f"both sides are overloaded in block {number}: the candidate's requests timed out and stable's took more "
-                f"than half as long; lower canary.rate_per_s or canary.max_tokens, or give the machine more room"
+                f"both sides are overloaded in block {number}: the candidate's requests timed out and stable's took "
+                "more than half as long; lower canary.rate_per_s or canary.max_tokens, or give the machine more room"
             )
             return self.end("HOLD", sentence)
         if bad_candidate and summary.stable_alive is False:
@@ -359,33 +360,6 @@ class _State:
         return Analysis(verdict, decided, tuple(self.looks), tuple(self.ratios))
 
 
-def say(effect: MetricEffect) -> str:
-    """Say an effect in words, with its bound and its margin."""
-    name = NAMES[effect.metric]
-    if effect.ratio is not None and effect.ratio_low is not None and effect.ratio_high is not None and effect.margin:
-        return (
-            f"{name} {_percent(effect.ratio)} ({_percent(effect.ratio_low)} to {_percent(effect.ratio_high)}, "
-            f"margin +{effect.margin * 100:g} %)"
-        )
-    if effect.difference is not None and effect.difference_high is not None:
-        return (
-            f"{name} {effect.difference:+.2f} points (at most {effect.difference_high:+.2f}, margin "
-            f"+{effect.margin or 0:g})"
-        )
-    measured = "not measured" if effect.candidate is None else f"{effect.candidate:.4g} {effect.unit}"
-    return f"{name} {measured} (limit {effect.margin or 0:g} {effect.unit})"
-
-
-NAMES = {
-    "ttft_p50": "median time to first token",
-    "ttft_p95": "95th percentile of time to first token",
-    "tpot_p50": "median time per output token",
-    "tpot_p95": "95th percentile of time per output token",
-    "error_rate": "error rate",
-}
-"""What people call the metrics."""
-
-
 def _classify(bounds: Interval, limit: float) -> Literal["pass", "fail", "undecided"]:
     if bounds.high < limit:
         return "pass"
@@ -403,7 +377,3 @@ def _exp(value: float) -> float:
 def _rounded(value: float | None) -> float | None:
     """Round to six significant digits, so that the last bits of a library's arithmetic do not change a record."""
     return None if value is None else float(f"{value:.6g}")
-
-
-def _percent(ratio: float) -> str:
-    return f"{(ratio - 1) * 100:+.1f} %" if ratio < 10 else f"x{ratio:.3g}"

@@ -8,32 +8,30 @@ not change the verdict, and hands the records back.
 import asyncio
 import gc
 import hashlib
-import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-from pydantic import ValidationError
 
+from headway.adapters.s3.client import S3Client
 from headway.domain.bench import BenchJob, BenchResult, BlockSummary, CanaryAnswer, RequestRecord, SideTarget
-from headway.domain.job import EXIT_DONE, EXIT_FAILED, EXIT_RETRY
 from headway.domain.release import Check, QualityFigures
 from headway.domain.value import digest
-from headway.errors import BackendError, BackendUnavailable, ConfigError, HeadwayError
+from headway.errors import BackendError, BackendUnavailable
 from headway.judge.quality import answers_check, served_check
 from headway.judge.verdict import Analysis, analyse, planned_blocks
 from headway.pods import bench_quality, bench_records
 from headway.pods.bench_live import LiveLoad
 from headway.pods.bench_load import Ask, Clock, make_session, run_block, schedule, send
+from headway.pods.io import Progress, run_program
+from headway.pods.stage import connection_of
 
 REACH_WAIT_S = 30.0
 """How long stable may be unreachable at the start before the job gives up for now."""
 RESTART_GAP_S = 1.0
-Progress = Callable[[float, str], None]
 
 
 async def run(job: BenchJob, folder: Path, progress: Progress) -> BenchResult:
@@ -197,68 +195,30 @@ class _Timed:
         self._seconds[self._name] = round(self._seconds.get(self._name, 0.0) + took, 3)
 
 
-def upload(result: BenchResult, uri: str, environment: Mapping[str, str]) -> BenchResult:
+def upload(result: BenchResult, uri: str, client: S3Client) -> BenchResult:
     """Put the records where the judge reads them.
 
     Raises:
-        ConfigError: If there is an address but no store.
-        BackendUnavailable: If the store does not take them; the next try finds the records on the disk.
+        BackendUnavailable: The store does not answer; the next try finds the records on the disk.
     """
-    endpoint = environment.get("HEADWAY_S3_ENDPOINT")
-    if not uri:
-        return result
-    if not endpoint:
-        raise ConfigError(f"the records go to {uri}, but HEADWAY_S3_ENDPOINT is not set")
-    import boto3  # noqa: PLC0415 - slow to import, and only needed with a store
-    from botocore.config import Config  # noqa: PLC0415
-    from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
-
-    bucket, _, key = uri.removeprefix("s3://").partition("/")
     started = time.monotonic()
-    try:
-        client = boto3.client(
-            "s3", endpoint_url=endpoint, config=Config(retries={"max_attempts": 5}, s3={"addressing_style": "path"})
-        )
-        client.put_object(Bucket=bucket, Key=key, Body=Path(result.records_path).read_bytes())
-    except (BotoCoreError, ClientError) as error:
-        raise BackendUnavailable(f"the store did not take the records at {uri}: {error}") from error
+    client.put(uri, Path(result.records_path).read_bytes(), sha256=result.records_sha256)
     seconds = {**result.seconds, "upload": round(time.monotonic() - started, 3)}
     return result.model_copy(update={"records_uri": uri, "seconds": seconds})
 
 
 def main(arguments: list[str]) -> int:
     """Run the program in the current folder; return its exit code."""
-    folder = Path.cwd()
-    try:
-        job = _read_job(Path(arguments[0] if arguments else "job.json"))
 
-        def progress(percent: float, message: str) -> None:
-            print(f"{percent:5.1f} % {message}", flush=True)  # noqa: T201 - the job's log
-            _write(folder / "progress.json", {"progress_pct": round(percent, 1), "message": message})
-
-        result = upload(asyncio.run(run(job, folder, progress)), job.records_uri, os.environ)
-        _write(folder / "result.json", result.to_json())
+    def work(job: BenchJob, progress: Progress) -> BenchResult:
+        result = asyncio.run(run(job, Path.cwd(), progress))
+        if job.records_uri:
+            progress(98, "handing over the records")
+            result = upload(result, job.records_uri, S3Client(connection_of(os.environ)))
         progress(100, "done")
-    except HeadwayError as error:
-        print(f"error: {error.message}", file=sys.stderr, flush=True)  # noqa: T201 - the job's log
-        _write(folder / "result.json", {"error": error.message, "kind": type(error).__name__})
-        return EXIT_RETRY if error.retryable else EXIT_FAILED
-    return EXIT_DONE
+        return result
 
-
-def _read_job(path: Path) -> BenchJob:
-    try:
-        return BenchJob.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"cannot read the job {path}: {error.strerror}") from error
-    except ValidationError as error:
-        raise ConfigError(f"{path} is not a bench job: {error}") from error
-
-
-def _write(path: Path, value: Mapping[str, Any]) -> None:
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_text(json.dumps(value, ensure_ascii=False, allow_nan=False))
-    fresh.replace(path)
+    return run_program(arguments, BenchJob, work)
 
 
 if __name__ == "__main__":

@@ -29,10 +29,10 @@ def compress(source: Path, target: Path, recipe: Recipe) -> None:
     """
     if recipe.scheme not in SCHEMES:
         raise ConfigError(f"scheme {recipe.scheme} cannot be built by this version; it builds {', '.join(SCHEMES)}")
-    import torch  # noqa: PLC0415 - heavy, and only here
-    from llmcompressor import oneshot  # noqa: PLC0415 - heavy, and only here
-    from llmcompressor.modifiers.quantization import QuantizationModifier  # noqa: PLC0415 - heavy, and only here
-    from transformers import AutoModelForCausalLM  # noqa: PLC0415 - heavy, and only here
+    import torch
+    from llmcompressor import oneshot
+    from llmcompressor.modifiers.quantization import QuantizationModifier
+    from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(source, dtype="auto", trust_remote_code=False, use_safetensors=True)

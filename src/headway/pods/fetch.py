@@ -188,14 +188,12 @@ class Fetcher:
                 failed[0].result()
 
     def _with_retries(self, part: _Part) -> str:
-        last: HeadwayError | None = None
-        for _ in range(TRIES):
+        for _ in range(TRIES - 1):
             try:
                 return self._one(part)
             except BackendUnavailable as error:
-                last = error
-        assert last is not None  # noqa: S101 - the loop ran at least once
-        raise last
+                print(f"trying again: {error.message}", flush=True)  # noqa: T201 - the job's log
+        return self._one(part)
 
     def _one(self, part: _Part) -> str:
         """Fetch one part into its place; return its sha256."""

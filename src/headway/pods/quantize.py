@@ -97,14 +97,14 @@ def _reference(job: QuantizeJob, client: S3Client, source_dir: Path, progress: P
     known = client.read_json(job.reference_uri)
     if known is not None:
         return Reference.model_validate(dict(known))
-    from headway.pods.reference import measure  # noqa: PLC0415 - heavy, and only here
+    from headway.pods.reference import measure
 
     made = measure(source_dir, job.texts, job.source_digest, job.prompt_set_digest, progress)
     return Reference.model_validate_json(client.keep(job.reference_uri, canonical_json(made)))
 
 
 def _compress(job: QuantizeJob, source_dir: Path, target_dir: Path) -> tuple[WeightFile, ...]:
-    from headway.pods.compress import compress  # noqa: PLC0415 - heavy, and only here
+    from headway.pods.compress import compress
 
     shutil.rmtree(target_dir, ignore_errors=True)
     target_dir.mkdir()

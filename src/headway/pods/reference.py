@@ -38,9 +38,9 @@ def measure(
     Raises:
         ModelRejected: transformers cannot load the directory.
     """
-    import torch  # noqa: PLC0415 - heavy, and only here
-    import transformers  # noqa: PLC0415 - heavy, and only here
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415 - heavy, and only here
+    import torch
+    import transformers
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     progress(0, "loading the source")
     weights_bytes = sum(path.stat().st_size for path in model_dir.glob("*.safetensors"))
@@ -82,7 +82,7 @@ def _rows_at_once(width: int, vocab_size: int) -> int:
 
 def _batch_nll(model: Any, batch: Sequence[tuple[int, ...]]) -> list[float]:
     """Score texts side by side. Shorter ones are filled up on the right, which a causal model cannot look at."""
-    import torch  # noqa: PLC0415 - heavy, and only here
+    import torch
 
     width = max(len(ids) for ids in batch)
     given = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in batch], device=model.device)

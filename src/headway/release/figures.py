@@ -61,7 +61,7 @@ def blocks(ratios: Sequence[Mapping[str, float | None]]) -> str:
     """Draw candidate over stable block by block; empty if no block has both."""
     if not any(value for ratio in ratios for value in ratio.values()):
         return ""
-    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - slow to import
+    from matplotlib.ticker import MaxNLocator
 
     figure, axes = _figure(2.5)
     styles = {"ttft_p50": ("-", "o"), "ttft_p95": (":", "o"), "tpot_p50": ("-", "s"), "tpot_p95": (":", "s")}
@@ -169,7 +169,7 @@ def _figure(height_in: float) -> "tuple[Figure, Axes]":
 
 def _figures(rows: int, columns: int, height_in: float) -> "tuple[Figure, list[Axes]]":
     # Slow to import (about a second); only the last step of a release draws.
-    from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH_IN, height_in), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
@@ -186,7 +186,7 @@ def _figures(rows: int, columns: int, height_in: float) -> "tuple[Figure, list[A
 
 
 def _svg(figure: "Figure") -> str:
-    import matplotlib as mpl  # noqa: PLC0415 - slow to import
+    import matplotlib as mpl
 
     buffer = io.StringIO()
     # A fixed salt and no date: the same records draw the same bytes.
@@ -207,7 +207,7 @@ def _legend(axes: "Axes", *, columns: int) -> None:
 
 def _scale(axis: "Axis", low: float, high: float) -> None:
     """Choose a linear scale for a narrow range, else a logarithmic one with plain numbers."""
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter  # noqa: PLC0415 - slow to import
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
     if high < NARROW * low:
         axis.set_major_locator(MaxNLocator(5))

@@ -1,7 +1,7 @@
 """Step 3: everything is resolved into one plan, or refused before anything is spent."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from headway.domain.cluster import ClusterSpec
 from headway.domain.hardware import ACCELERATORS, Accelerator
@@ -24,7 +24,7 @@ GPU_OVERHEAD_BYTES = 2 * GIB
 
 DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "I8": 1}
 MIN_CAPABILITY = {"fp8-dynamic": 7.5, "fp8": 7.5, "w8a8": 7.5, "w4a16-gptq": 7.5, "w4a16-awq": 7.5, "none": 0.0}
-"""Smallest compute capability on which vLLM has a kernel (FP8 runs natively from 8.9, as weight-only Marlin from 7.5)."""
+"""Smallest compute capability on which vLLM has a kernel (FP8: native from 8.9, weight-only Marlin from 7.5)."""
 
 
 def make(
@@ -98,7 +98,9 @@ def cluster_digest(artifact: str, profile: Profile, serving_image: str) -> str:
     )
 
 
-def budget(shape: ModelShape, engine: Engine, scheme: Scheme, accelerator: Accelerator, per_replica: int) -> MemoryBudget:
+def budget(
+    shape: ModelShape, engine: Engine, scheme: Scheme, accelerator: Accelerator, per_replica: int
+) -> MemoryBudget:
     """Add up what one accelerator of a replica must hold.
 
     Weights: Linear weights at the scheme's bits, the rest at the source's dtype, over the tensor parallel size.
@@ -152,7 +154,11 @@ def _check_engine(profile: Profile, shape: ModelShape, accelerator: Accelerator)
             f"{shape.max_position_embeddings} positions; lower it to at most that"
         )
     if shape.attention_heads % parallel or (shape.kv_heads % parallel and parallel % shape.kv_heads):
-        fits = [n for n in range(1, 17) if shape.attention_heads % n == 0 and not (shape.kv_heads % n and n % shape.kv_heads)]
+        fits = [
+            n
+            for n in range(1, 17)
+            if shape.attention_heads % n == 0 and not (shape.kv_heads % n and n % shape.kv_heads)
+        ]
         raise ConfigError(
             f"`hardware.per_replica` is {parallel}, and {shape.attention_heads} attention heads with {shape.kv_heads} "
             f"KV heads do not divide over it; it may be {', '.join(map(str, fits))}"
@@ -164,11 +170,13 @@ def _check_engine(profile: Profile, shape: ModelShape, accelerator: Accelerator)
         )
     if accelerator.compute_capability == 0:
         asked = engine.kv_cache_gib * GIB
-        least = 2 * shape.layers * shape.kv_heads * shape.head_dim * DTYPE_BYTES.get(shape.dtype, 2) * engine.max_model_len
+        least = (
+            2 * shape.layers * shape.kv_heads * shape.head_dim * DTYPE_BYTES.get(shape.dtype, 2) * engine.max_model_len
+        )
         if asked < least:
             raise ConfigError(
-                f"`engine.kv_cache_gib` is {engine.kv_cache_gib}, and one sequence of {engine.max_model_len} tokens needs "
-                f"{format_bytes(least)}; raise it or lower `engine.max_model_len`"
+                f"`engine.kv_cache_gib` is {engine.kv_cache_gib}, and one sequence of {engine.max_model_len} tokens "
+                f"needs {format_bytes(least)}; raise it or lower `engine.max_model_len`"
             )
 
 
@@ -178,7 +186,8 @@ def _choose(
     unknown = [scheme for scheme in schemes if scheme not in BUILDABLE]
     if len(unknown) == len(schemes):
         raise ConfigError(
-            f"none of the schemes {', '.join(schemes)} can be built by this version; it builds {', '.join(sorted(BUILDABLE))}"
+            f"none of the schemes {', '.join(schemes)} can be built by this version; "
+            f"it builds {', '.join(sorted(BUILDABLE))}"
         )
     unserved = []
     smallest: MemoryBudget | None = None
@@ -194,12 +203,14 @@ def _choose(
         if smallest is None or memory.needed_bytes < smallest.needed_bytes:
             smallest = memory
     if smallest is None:
-        raise ConfigError(f"{accelerator.name} runs none of {', '.join(unserved)}: no kernel for its compute capability")
+        raise ConfigError(
+            f"{accelerator.name} runs none of {', '.join(unserved)}: no kernel for its compute capability"
+        )
     would = next(_alternatives(profile, shape, accelerator), "no accelerator that headway knows holds it")
     raise PlanInfeasible(
         f"a replica of {profile.model} needs {format_bytes(smallest.needed_bytes)} on each of "
-        f"{profile.hardware.per_replica} x {accelerator.name} (weights {format_bytes(smallest.weights_bytes)}, KV cache "
-        f"{format_bytes(smallest.kv_cache_bytes)}, overhead {format_bytes(smallest.overhead_bytes)}), which gives "
+        f"{profile.hardware.per_replica} x {accelerator.name} (weights "
+        f"{format_bytes(smallest.weights_bytes)}, KV cache {format_bytes(smallest.kv_cache_bytes)}, overhead {format_bytes(smallest.overhead_bytes)}), which gives "
         f"{format_bytes(smallest.available_bytes)}; this would fit: {would}",
         needed_bytes=smallest.needed_bytes,
         largest_bytes=smallest.available_bytes,
@@ -208,23 +219,31 @@ def _choose(
 
 def _alternatives(profile: Profile, shape: ModelShape, accelerator: Accelerator) -> Iterator[str]:
     """Yield changes of the profile that would fit, the smallest change first."""
-
-    def fits(scheme: Scheme, device: Accelerator, parallel: int) -> bool:
-        if 0 < device.compute_capability < MIN_CAPABILITY[scheme] or shape.attention_heads % parallel:
-            return False
-        memory = budget(shape, profile.engine, scheme, device, parallel)
-        return memory.needed_bytes <= memory.available_bytes
-
     schemes = sorted(BUILDABLE, key=lambda s: BITS_PER_WEIGHT[s])
+    asked = [scheme for scheme in profile.weights.schemes if scheme in BUILDABLE]
     parallel = profile.hardware.per_replica
     for scheme in schemes:
-        if scheme not in profile.weights.schemes and fits(scheme, accelerator, parallel):
+        if scheme not in asked and _fits(profile.engine, shape, [scheme], accelerator, parallel):
             yield f"`weights.schemes: [{scheme}]`"
-    if accelerator.compute_capability:
-        for more in (2, 4, 8):
-            if more > parallel and any(fits(s, accelerator, more) for s in profile.weights.schemes if s in BUILDABLE):
-                yield f"`hardware.per_replica: {more}`"
+    wider = [more for more in (2, 4, 8) if more > parallel and accelerator.compute_capability]
+    for more in wider:
+        if _fits(profile.engine, shape, asked, accelerator, more):
+            yield f"`hardware.per_replica: {more}`"
     for device in sorted(ACCELERATORS.values(), key=lambda a: a.memory_bytes):
         for wide in (parallel, 8):
-            if device.compute_capability and any(fits(s, device, wide) for s in schemes):
+            if device.compute_capability and _fits(profile.engine, shape, schemes, device, wide):
                 yield f"`hardware: {{accelerator: {device.name}, per_replica: {wide}}}`"
+
+
+def _fits(
+    engine: Engine, shape: ModelShape, schemes: Sequence[Scheme], accelerator: Accelerator, parallel: int
+) -> bool:
+    """Tell whether one of the schemes fits."""
+    if shape.attention_heads % parallel:
+        return False
+    budgets = [
+        budget(shape, engine, scheme, accelerator, parallel)
+        for scheme in schemes
+        if not 0 < accelerator.compute_capability < MIN_CAPABILITY[scheme]
+    ]
+    return any(memory.needed_bytes <= memory.available_bytes for memory in budgets)

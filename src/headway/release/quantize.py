@@ -63,9 +63,7 @@ def reference(source_digest: str, weights: WeightStore) -> Reference | None:
     return Reference.model_validate(dict(found)) if found is not None else None
 
 
-def begin(
-    plan: ReleasePlan, jobs: Jobs, weights: WeightStore, stable_reference: Reference | None = None
-) -> JobStatus:
+def begin(plan: ReleasePlan, jobs: Jobs, weights: WeightStore, stable_reference: Reference | None = None) -> JobStatus:
     """Start the job, or adopt the one of this artifact. If all is there, no job is needed and the status says so.
 
     Args:
@@ -93,9 +91,7 @@ def begin(
     return jobs.submit(_job(plan, weights, figures, _number(status.name)))
 
 
-def finish(
-    plan: ReleasePlan, jobs: Jobs, weights: WeightStore, stable_reference: Reference | None
-) -> QuantizeOutcome:
+def finish(plan: ReleasePlan, jobs: Jobs, weights: WeightStore, stable_reference: Reference | None) -> QuantizeOutcome:
     """Check what came of the job, and put the source to the gate.
 
     Args:

@@ -23,7 +23,7 @@ class Story(NamedTuple):
     """None if it selected nothing."""
     plan: ReleasePlan | None
     steps: tuple[StepRecord, ...]
-    """Of a step that ended well its record, of one that did not its last error; steps that were not reached are missing."""
+    """Of a step that ended well its record, of one that did not its last error; those not reached are missing."""
     verdict: Verdict | None
 
 

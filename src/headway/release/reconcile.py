@@ -27,7 +27,7 @@ class Desired(Value):
     """Of the plan that a release would make now; `source:...` when the files or the plan are refused."""
     releases: int
     """How many releases of the model the ledger has: makes the next run's id new, and the same until it has begun."""
-    tags: dict[str, str] = {}
+    tags: Mapping[str, str] = {}
     """Of the version."""
     alias_at_release: int | None = None
     """The version that the alias named when the release that serves now began."""

@@ -165,7 +165,9 @@ def read_state(tags: Mapping[str, str]) -> dict[str, VersionState]:
         IntegrityError: Somebody edited the tag; reading it as empty would release a refused model again.
     """
     try:
-        return {key: VersionState.model_validate(state) for key, state in json.loads(tags.get(STATE_TAG) or "{}").items()}
+        return {
+            key: VersionState.model_validate(state) for key, state in json.loads(tags.get(STATE_TAG) or "{}").items()
+        }
     except (ValueError, AttributeError, ValidationError) as error:
         raise IntegrityError(
             f"tag {STATE_TAG} is not what headway wrote there; delete the tag to let the version be released again",
@@ -177,4 +179,6 @@ def remember_state(registry: Registry, model: str, version: int, key: str, state
     """Keep one ending on the version. The caller holds the model's lease, so nobody writes in between."""
     merged = {**read_state(registry.tags(model, version)), key: state}
     newest = sorted(merged, key=lambda k: merged[k].at, reverse=True)[:MAX_KEPT]
-    registry.tag(model, version, STATE_TAG, json.dumps({k: merged[k].to_json() for k in sorted(newest)}, sort_keys=True))
+    registry.tag(
+        model, version, STATE_TAG, json.dumps({k: merged[k].to_json() for k in sorted(newest)}, sort_keys=True)
+    )

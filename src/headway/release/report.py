@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from headway.domain.release import Check, MetricEffect, ReleasePlan, ReleaseRef, StepRecord, Verdict
 from headway.errors import IntegrityError
 from headway.judge.records import Run, parse
-from headway.judge.verdict import NAMES, Analysis, analyse, planned_blocks
+from headway.judge.verdict import Analysis, analyse, planned_blocks
+from headway.judge.words import NAMES
 from headway.release import figures
 from headway.release.record import Ending
 from headway.units import format_bytes, format_seconds

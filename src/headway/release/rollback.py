@@ -39,7 +39,9 @@ def decide(model: str, traffic: Traffic) -> Rollback:
     if route.stable is not None and route.candidate is not None and route.candidate_pct > 0:
         return Rollback(model=model, leave=route.candidate, back=route.stable)
     if route.stable is None:
-        raise Refused(f"{model} has no stable cluster, so there is nothing to take back; see `headway status`", model=model)
+        raise Refused(
+            f"{model} has no stable cluster, so there is nothing to take back; see `headway status`", model=model
+        )
     if route.previous is None:
         raise Refused(
             f"{model} has no previous cluster (version {route.stable.version} serves): it was never promoted over "
@@ -73,7 +75,8 @@ def run(plan: Rollback, traffic: Traffic, clusters: Clusters) -> RollbackOutcome
     back = clusters.status(plan.back.cluster)
     if back.phase != "ready":
         raise Refused(
-            f"{plan.model} cannot go back to version {plan.back.version}: its cluster {plan.back.cluster} is {back.phase}"
+            f"{plan.model} cannot go back to version {plan.back.version}: "
+            f"its cluster {plan.back.cluster} is {back.phase}"
             f"{f' ({back.reason})' if back.reason else ''}; release that version again: "
             f"`headway release {plan.model} --version {plan.back.version}`",
             model=plan.model,

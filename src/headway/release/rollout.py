@@ -92,8 +92,8 @@ def _make_room(plan: ReleasePlan, clusters: Clusters, traffic: Traffic) -> None:
     if capacity.free_bytes < plan.cluster.memory_bytes:
         raise Refused(
             f"a second cluster of {plan.model} needs {format_bytes(plan.cluster.memory_bytes)} and "
-            f"{format_bytes(capacity.free_bytes)} of {format_bytes(capacity.total_bytes)} are free ({capacity.detail}); "
-            "free memory, or lower `engine.kv_cache_gib` or `replicas.min` of the profile",
+            f"{format_bytes(capacity.free_bytes)} of {format_bytes(capacity.total_bytes)} are free "
+            f"({capacity.detail}); free memory, or lower `engine.kv_cache_gib` or `replicas.min` of the profile",
             needed_bytes=plan.cluster.memory_bytes,
             free_bytes=capacity.free_bytes,
         )

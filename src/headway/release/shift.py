@@ -23,9 +23,7 @@ class ShiftProgress(Value):
     detail: str
 
 
-def tick(
-    plan: ReleasePlan, *, traffic: Traffic, clusters: Clusters, metrics: Metrics, now: datetime
-) -> ShiftProgress:
+def tick(plan: ReleasePlan, *, traffic: Traffic, clusters: Clusters, metrics: Metrics, now: datetime) -> ShiftProgress:
     """Do what is due now: watch, take the next step, or promote.
 
     All state is the gateway's, so any process may call this at any moment, again and again, until `done`.
@@ -45,7 +43,8 @@ def tick(
     if breach:
         traffic.shift(moved(route, 0, now))
         raise CanaryFailed(
-            f"{plan.model} version {route.candidate.version} is taken back at {route.candidate_pct} % of the traffic: {breach}",
+            f"{plan.model} version {route.candidate.version} is taken back at {route.candidate_pct} % of the traffic: "
+            f"{breach}",
             verdict={"decision": "ROLLBACK", "sentence": breach, "candidate_pct": route.candidate_pct},
         )
     if route.stable is None:
@@ -54,7 +53,9 @@ def tick(
     bake_ends = since + timedelta(seconds=plan.profile.shift.bake_s)
     if route.candidate_pct > 0 and now < bake_ends:
         left_s = (bake_ends - now).total_seconds()
-        return ShiftProgress(phase="baking", candidate_pct=route.candidate_pct, detail=f"{left_s:.0f} s of the bake are left")
+        return ShiftProgress(
+            phase="baking", candidate_pct=route.candidate_pct, detail=f"{left_s:.0f} s of the bake are left"
+        )
     if route.candidate_pct >= 100:
         return _promote(plan, route, traffic, now)
     target = next(step for step in plan.profile.shift.steps_pct if step > route.candidate_pct)
@@ -96,9 +97,7 @@ def _scale(plan: ReleasePlan, route: Route, target_pct: int, clusters: Clusters)
     return f"{candidate.replicas_ready} of {wanted} replicas for {target_pct} % are ready"
 
 
-def _breach(
-    plan: ReleasePlan, route: Route, clusters: Clusters, metrics: Metrics, now: datetime
-) -> str | None:
+def _breach(plan: ReleasePlan, route: Route, clusters: Clusters, metrics: Metrics, now: datetime) -> str | None:
     status = clusters.status(plan.cluster.name)
     if status.phase != "ready":
         return f"the candidate's cluster is {status.phase} ({status.reason or 'no reason given'})"

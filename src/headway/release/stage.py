@@ -9,8 +9,16 @@ from headway.ports import Jobs, WeightStore
 from headway.release.quantize import job_error
 
 
-def begin(plan: ReleasePlan, jobs: Jobs, weights: WeightStore) -> JobStatus:
-    """Start the job, or adopt it. A job that ended well is adopted too: `finish` checks what it left.
+def begin(plan: ReleasePlan, jobs: Jobs, weights: WeightStore, *, release: str = "") -> JobStatus:
+    """Start the job, or adopt the one of this release.
+
+    Each release asks the node anew: what an earlier one staged may have been cleared away, and a hit costs a moment.
+
+    Args:
+        plan: The plan.
+        jobs: Runs the program.
+        weights: Where the artifact is.
+        release: Id of the release.
 
     Raises:
         ConfigError: The plan's directory is not named by its artifact.
@@ -21,17 +29,17 @@ def begin(plan: ReleasePlan, jobs: Jobs, weights: WeightStore) -> JobStatus:
             f"artifact {short(plan.artifact_digest)} is not in the store; run the step quantize again",
             artifact_digest=plan.artifact_digest,
         )
-    return jobs.submit(_job(plan, weights))
+    return jobs.submit(_job(plan, weights, release))
 
 
-def finish(plan: ReleasePlan, jobs: Jobs, weights: WeightStore) -> StageResult:
+def finish(plan: ReleasePlan, jobs: Jobs, weights: WeightStore, *, release: str = "") -> StageResult:
     """Check that the node has the artifact.
 
     Raises:
         IntegrityError: The job staged something else than the plan names.
         HeadwayError: The job failed, as its class says.
     """
-    status = jobs.status(_job(plan, weights).name)
+    status = jobs.status(_job(plan, weights, release).name)
     if status.phase != "succeeded" or status.result is None:
         raise job_error(status, "stage")
     result = StageResult.model_validate(status.result)
@@ -44,7 +52,7 @@ def finish(plan: ReleasePlan, jobs: Jobs, weights: WeightStore) -> StageResult:
     return result
 
 
-def _job(plan: ReleasePlan, weights: WeightStore) -> Job:
+def _job(plan: ReleasePlan, weights: WeightStore, release: str) -> Job:
     root, _, name = plan.cluster.model_dir.rpartition("/")
     if name != plan.artifact_digest or not root:
         raise ConfigError(f"the plan's directory {plan.cluster.model_dir} is not named by its artifact; plan again")
@@ -54,7 +62,7 @@ def _job(plan: ReleasePlan, weights: WeightStore) -> Job:
         dest_root=root,
     )
     return Job(
-        name=f"stage-{short(plan.artifact_digest)}-{digest(payload)[:6]}",
+        name=f"stage-{short(plan.artifact_digest)}-{digest([release, root])[:6]}",
         program="stage",
         environment="airflow",
         payload=payload.to_json(),

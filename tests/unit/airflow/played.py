@@ -76,9 +76,7 @@ def stage(job: Job) -> JobStatus:
     """Play the staging."""
     asked = StageJob.model_validate(job.payload)
     path = f"{asked.dest_root}/{asked.artifact_digest}"
-    result = StageResult(
-        outcome="staged", path=path, artifact_digest=asked.artifact_digest, size_bytes=5, seconds=1.0
-    )
+    result = StageResult(outcome="staged", path=path, artifact_digest=asked.artifact_digest, size_bytes=5, seconds=1.0)
     return done(job, result.to_json())
 
 

@@ -36,7 +36,7 @@ def test_the_last_task_runs_whatever_happened(bag: Any) -> None:
 
 def test_every_task_is_tried_again(bag: Any) -> None:
     """A killed scheduler costs every running task one try (design rule 13.10)."""
-    for name in ("release", "rollback"):
+    for name in ("release", "rollback", "reconcile_registry"):
         for task in bag.dags[name].tasks:
             assert task.retries >= 3, f"{name}.{task.task_id}"
 

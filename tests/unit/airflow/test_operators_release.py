@@ -299,8 +299,17 @@ def test_traffic_goes_back_before_anything_is_remembered(world: FakeBackend, par
         world.traffic.shift(route.model_copy(update={"candidate_pct": 50}))
         getattr(world, part).down = True
 
-    walked = walk("two", minute=1, version=2, before={"record": break_it, "shift": lambda: world.clusters.fail(
-        next(n for n, s in world.clusters.specs.items() if s.version == 2), "died")})
+    walked = walk(
+        "two",
+        minute=1,
+        version=2,
+        before={
+            "record": break_it,
+            "shift": lambda: world.clusters.fail(
+                next(n for n, s in world.clusters.specs.items() if s.version == 2), "died"
+            ),
+        },
+    )
 
     assert isinstance(walked.errors["record"], BackendUnavailable)
     assert world.traffic.route("tiny").split.stable_pct == 100

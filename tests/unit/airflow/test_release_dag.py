@@ -11,9 +11,9 @@ from tests.unit.airflow.test_dags import DAGS
 from tests.unit.airflow.world import outcome
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def bag(airflow_database: None) -> Any:
-    """The DAGs as Airflow loads them."""
+    """The DAGs as Airflow loads them; anew for each test, because a run in this process renders them in place."""
     return DagBag(dag_folder=str(DAGS))
 
 

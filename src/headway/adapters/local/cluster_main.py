@@ -32,7 +32,7 @@ CALL_TIMEOUT_S = 60.0
 TERM_S, KILL_S = 8.0, 12.0
 
 
-class Ended(Exception):  # noqa: N818 - it is how TERM ends the loop, not an error
+class Ended(Exception):
     """TERM came."""
 
 

@@ -87,9 +87,13 @@ class LocalClusters:
         if record is None:
             return ClusterStatus(name=name, phase="absent")
         process = self._supervisor.state(_program(name))
-        failure = self._failure(record, process)
+        state = files.read_json(files.folder(self._layout, name) / "state.json") or {}
+        failure = self._failure(record, process, state)
         if failure:
             return _status(record, "failed", failure)
+        if state.get("pid") != process.pid:
+            # It ended, and supervisord starts it again; or it is ending what a former life left, which still answers.
+            return _status(record, "starting", f"its program is starting, {_since(process)}")
         try:
             reply = requests.get(f"{record.dashboard_url}/api/serve/applications/", timeout=API_TIMEOUT_S)
             found = reply.json()["applications"].get(APPLICATION) if reply.ok else None
@@ -194,13 +198,12 @@ class LocalClusters:
         """
         return Path(f"/tmp/headway-{self._layout.stack_mark}-{slot}/ray")  # noqa: S108
 
-    def _failure(self, record: ClusterRecord, process: ProcessState) -> str:
+    def _failure(self, record: ClusterRecord, process: ProcessState, state: Mapping[str, Any]) -> str:
         log = self._layout.log(_program(record.spec.name))
         if process.phase == "absent":
             return "it does not run; `headway up` or the next release starts it"
-        if process.phase in ("fatal", "exited"):
-            return f"its program ended ({process.detail or process.phase}); see {log}"
-        state = files.read_json(files.folder(self._layout, record.spec.name) / "state.json") or {}
+        if process.phase == "fatal":
+            return f"its program cannot be started ({process.detail}); see {log}"
         if state.get("lives", 0) > MOST_LIVES:
             return f"it died {MOST_LIVES} times before its application ran; see {log}"
         return ""

@@ -28,7 +28,7 @@ PortOf = Callable[[str], int | None]
 SIDES: tuple[Side, ...] = ("stable", "candidate")
 TYPE = "type.googleapis.com/envoy."
 UPSTREAM_IDLE_S = 60
-"""Below the 90 s after which Serve's proxy closes an idle connection: who closes first must be the one who would reuse."""
+"""Below the 90 s after which Serve's proxy closes an idle connection: who would reuse it must be who closes it."""
 ROUTE_IDLE_S = 900
 """Longest silence in an answer; a queue before the first token counts."""
 RETRY_ON = "connect-failure,refused-stream,reset,5xx"
@@ -115,7 +115,10 @@ def _cluster(name: str, folder: str) -> dict[str, Any]:
         "eds_cluster_config": {
             "eds_config": {
                 "resource_api_version": "V3",
-                "path_config_source": {"path": f"{folder}/{endpoints_file(name)}", "watched_directory": {"path": folder}},
+                "path_config_source": {
+                    "path": f"{folder}/{endpoints_file(name)}",
+                    "watched_directory": {"path": folder},
+                },
             }
         },
         # One endpoint a priority: without this Envoy would keep asking a dead one ("panic").
@@ -133,7 +136,13 @@ def _cluster(name: str, folder: str) -> dict[str, Any]:
         },
         "circuit_breakers": {
             "thresholds": [
-                {"priority": "DEFAULT", "max_connections": 4096, "max_pending_requests": 4096, "max_requests": 4096, "max_retries": 1024}
+                {
+                    "priority": "DEFAULT",
+                    "max_connections": 4096,
+                    "max_pending_requests": 4096,
+                    "max_requests": 4096,
+                    "max_retries": 1024,
+                }
             ]
         },
         "typed_extension_protocol_options": {
@@ -147,7 +156,7 @@ def _cluster(name: str, folder: str) -> dict[str, Any]:
 
 
 def _assignment(name: str, order: Sequence[Backend | None], port_of: PortOf, host: str) -> dict[str, Any]:
-    groups = []
+    groups: list[dict[str, Any]] = []
     for backend in order:
         port = port_of(backend.cluster) if backend else None
         if backend is None or port is None:
@@ -167,7 +176,7 @@ def _weighted(route: Route) -> dict[str, Any]:
     split = route.split
     weights = [
         {"name": upstream(route.model, side), "weight": weight}
-        for side, weight in (("stable", split.stable_pct), ("candidate", split.candidate_pct))
+        for side, weight in zip(SIDES, (split.stable_pct, split.candidate_pct), strict=True)
     ]
     action = {
         "weighted_clusters": {"clusters": weights},
@@ -212,7 +221,10 @@ def _refusal(match: Mapping[str, Any], reason: str) -> dict[str, Any]:
         "match": dict(match),
         "direct_response": {"status": 503, "body": {"inline_string": body}},
         "response_headers_to_add": [
-            {"header": {"key": "content-type", "value": "application/json"}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}
+            {
+                "header": {"key": "content-type", "value": "application/json"},
+                "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+            }
         ],
     }
 

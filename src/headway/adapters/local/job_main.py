@@ -16,7 +16,7 @@ GRACE_S = 10
 
 def main(module: str, deadline_s: int) -> int:
     """Run the program; return its exit code, or 1 if its deadline passed."""
-    program = subprocess.Popen([sys.executable, "-m", module, "job.json"])  # noqa: S603 - our own program
+    program = subprocess.Popen([sys.executable, "-m", module, "job.json"])
 
     def forward(number: int, _frame: object) -> None:
         program.send_signal(number)

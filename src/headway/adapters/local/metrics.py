@@ -27,7 +27,7 @@ class LocalMetrics:
         """Return the sum over matching series of the last value at or before `at`; none when there is no data."""
         last: dict[tuple[tuple[str, str], ...], float] = {}
         for _, found in self._lines(at - STALE, at):
-            last |= {series: value for series, value in _matching(found, name, labels)}
+            last |= dict(_matching(found, name, labels))
         return sum(last.values()) if last else None
 
     def range(self, name: str, labels: Mapping[str, str], start: datetime, end: datetime) -> Sequence[Sample]:
@@ -51,7 +51,9 @@ def _within(path: Path, start: datetime, end: datetime) -> Iterator[tuple[dateti
     if not path.exists():
         return
     for line in path.read_text().splitlines():
-        moment = line[7:].partition('"')[0]  # {"at":"<moment>",...: parsed before the rest, because most lines are not asked for
+        moment = line[7:].partition('"')[
+            0
+        ]  # {"at":"<moment>",...: parsed before the rest, because most lines are not asked for
         try:
             at = datetime.fromisoformat(moment)
             if at > end:

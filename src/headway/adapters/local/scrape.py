@@ -1,7 +1,7 @@
 """The embedded stack's small Prometheus: `python -m headway.adapters.local.scrape HOME CACHE BASE_PORT CHECKOUT`.
 
 Every `EVERY_S` seconds it reads Envoy's statistics and each cluster's Ray metrics, and appends one JSON line to
-`metrics/<YYYYMMDDHH>.jsonl`: `{"at": <UTC, ISO 8601>, "samples": [[name, labels, value], ...]}`. `LocalMetrics` reads them.
+`metrics/<YYYYMMDDHH>.jsonl`: `{"at": <UTC, ISO 8601>, "samples": [[name, labels, value], ...]}`, for `LocalMetrics`.
 
 Names, all with the labels `model` and `side`:
 
@@ -10,8 +10,8 @@ Names, all with the labels `model` and `side`:
     headway_requests_active          in flight now
     headway_request_seconds_sum      time of ended requests, with `headway_request_seconds_count`
 
-and, with `model` and `cluster`, the engine's own of `ENGINE_SERIES` under vLLM's names with underscores, whatever prefix
-Ray gives them.
+and, with `model` and `cluster`, those of `ENGINE_SERIES` under vLLM's names with underscores, whatever prefix Ray gives
+them.
 """
 
 import json
@@ -45,7 +45,7 @@ ENVOY_SERIES = {
     "envoy_cluster_upstream_rq_time_sum": ("headway_request_seconds_sum", 1e-3),
     "envoy_cluster_upstream_rq_time_count": ("headway_request_seconds_count", 1.0),
 }
-"""Envoy's series (as the parser names them) to ours and the factor of the unit; those with the same name are added up."""
+"""Envoy's series (as the parser names them) to ours, and the factor of the unit; equal names are added up."""
 
 ENGINE_SERIES = (
     "vllm_num_requests_running",
@@ -161,7 +161,7 @@ def main(home: str, cache: str, base_port: str, checkout: str) -> int:
     due = time.monotonic()
     while not ended.wait(max(0.0, due - time.monotonic())):
         due = max(due + EVERY_S, time.monotonic())
-        now = datetime.now(UTC)  # noqa: DTZ005 - this program is the clock of the series
+        now = datetime.now(UTC)  # noqa: TID251 - this program is the clock of the series
         try:
             scraper.scrape(now)
         except OSError as error:

@@ -24,7 +24,7 @@ class LeanStart(CallbackBase):  # type: ignore[misc, unused-ignore]
 
 
 def _leave_out_telemetry() -> None:
-    from ray.llm._internal.serve.core.server import llm_server  # noqa: PLC0415 - heavy, and only in a replica
+    from ray.llm._internal.serve.core.server import llm_server
 
     name = "push_telemetry_report_for_all_models"
     if not hasattr(llm_server, name):

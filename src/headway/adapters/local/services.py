@@ -35,6 +35,8 @@ class Service:
     env: Mapping[str, str]
     directory: Path
     stop_wait_s: int = 15
+    start_s: int = 2
+    """Seconds that it must live to count as running."""
 
 
 def services(layout: LocalLayout) -> dict[str, Service]:
@@ -57,6 +59,7 @@ def services(layout: LocalLayout) -> dict[str, Service]:
             layout.child_env("airflow", extra={"HEADWAY_CODE": code_digest(layout.checkout)}),
             layout.metrics,
             stop_wait_s=5,
+            start_s=5,
         ),
         Service(MLFLOW, _mlflow(layout), mlflow_env(layout), layout.mlflow_data),
         Service(AIRFLOW_API, _airflow(layout, "api-server"), airflow, layout.airflow_home),

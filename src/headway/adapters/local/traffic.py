@@ -74,11 +74,8 @@ class LocalTraffic:
             clusters = envoy.clusters(routes, folder)
             endpoints = envoy.endpoints(routes, self._port_of, HOST)
             tables = {
-                name: (path, envoy.route_table(name, routes))
-                for name, path in (
-                    ("public", self._layout.envoy_public_routes),
-                    ("internal", self._layout.envoy_internal_routes),
-                )
+                self._layout.envoy_public_routes: ("public", envoy.route_table("public", routes)),
+                self._layout.envoy_internal_routes: ("internal", envoy.route_table("internal", routes)),
             }
             growing = set(self._cluster_names(self._layout.envoy_clusters)) <= set(_names(clusters))
             for name, found in endpoints.items():
@@ -87,9 +84,11 @@ class LocalTraffic:
                 _replace(self._layout.envoy_clusters, clusters)
                 self._wait({"cluster_manager.cds.version_text": clusters["version_info"]})
             self._wait({f"cluster.{name}.version_text": found["version_info"] for name, found in endpoints.items()})
-            for path, table in tables.values():
+            for path, (_, table) in tables.items():
                 _replace(path, table)
-            self._wait({f"http.{name}.rds.{name}.version_text": table["version_info"] for name, (_, table) in tables.items()})
+            self._wait(
+                {f"http.{name}.rds.{name}.version_text": table["version_info"] for name, table in tables.values()}
+            )
             if not growing:
                 # A model that went: its clusters go after the routes that name them.
                 gone = set(self._cluster_names(self._layout.envoy_clusters)) - set(_names(clusters))
@@ -109,8 +108,8 @@ class LocalTraffic:
             if time.monotonic() > end:
                 name, version = next(iter(late.items()))
                 raise BackendUnavailable(
-                    f"the gateway did not take the new routes within {TAKEN_WITHIN_S:.0f} s: {name} should be {version} and "
-                    f"is {shown.get(name, 'not there')}; look into {self._layout.log('envoy')}",
+                    f"the gateway did not take the new routes within {TAKEN_WITHIN_S:.0f} s: {name} should be "
+                    f"{version} and is {shown.get(name, 'not there')}; look into {self._layout.log('envoy')}",
                     late=sorted(late),
                 )
             time.sleep(POLL_S)
@@ -125,7 +124,8 @@ class LocalTraffic:
                 answer.raise_for_status()
         except requests.RequestException as error:
             raise BackendUnavailable(
-                f"the gateway's admin interface at {self._layout.envoy_admin_url} does not answer ({type(error).__name__}); "
+                f"the gateway's admin interface at {self._layout.envoy_admin_url} does not answer "
+                f"({type(error).__name__}); "
                 "the routes are kept and taken when it comes back; `headway up` starts what is down",
             ) from error
         lines = (line.partition(": ") for line in answer.text.splitlines())
@@ -149,8 +149,8 @@ class LocalTraffic:
             return {}
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError, ValidationError) as error:
             raise IntegrityError(
-                f"{self._state} is not what headway wrote there ({error}); the gateway keeps serving what it has. Put the "
-                "file right, or delete it and release the models again",
+                f"{self._state} is not what headway wrote there ({error}); the gateway keeps serving what it has. Put "
+                "the file right, or delete it and release the models again",
                 path=str(self._state),
             ) from error
 

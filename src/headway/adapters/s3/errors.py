@@ -18,7 +18,10 @@ from headway.errors import (
 )
 
 CODES: dict[str, type[HeadwayError]] = {
-    **dict.fromkeys(("NoSuchKey", "NoSuchBucket", "NoSuchUpload", "NoSuchVersion", "NoSuchAnnotation", "NotFound", "404"), NotFound),
+    **dict.fromkeys(
+        ("NoSuchKey", "NoSuchBucket", "NoSuchUpload", "NoSuchVersion", "NoSuchAnnotation", "NotFound", "404"),
+        NotFound,
+    ),
     **dict.fromkeys(
         ("PreconditionFailed", "ConditionalRequestConflict", "OperationAborted", "BucketNotEmpty", "409", "412"),
         Conflict,
