@@ -94,6 +94,22 @@ def test_a_real_version_is_selected_and_validated(
     assert validate.run(chosen, weights).shape.parameters == 360
 
 
+def test_a_model_that_was_logged_is_found_at_its_real_address(registry: MlflowRegistry, url: str, s3: S3Server) -> None:
+    """MLflow 3 gives `models:/m-...` as the source of what `log_model` registers; the files are in S3 all the same."""
+    import mlflow
+
+    class Echo(mlflow.pyfunc.PythonModel):  # type: ignore[misc, unused-ignore]
+        def predict(self, context: Any, model_input: list[str]) -> list[str]:
+            return model_input
+
+    mlflow.set_tracking_uri(url)
+    mlflow.pyfunc.log_model(name="model", python_model=Echo(), registered_model_name="logged", pip_requirements=["pip"])
+
+    assert registry.resolve("logged", version=1).source_uri.startswith("s3://mlflow/")
+    with pytest.raises(ModelRejected, match="flavours python_function"):
+        select.run("logged", registry, S3WeightStore(s3.connection("headway")), version=1)
+
+
 def test_a_version_whose_files_are_gone_is_refused(
     registry: MlflowRegistry, client: Any, s3: S3Server, tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ outlive their head.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -34,6 +35,8 @@ def serve(port: int, answer: Callable[[str, str, bytes], Answer]) -> None:
         def do_GET(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             status, value = answer(self.command, self.path, body)
+            if self.path.startswith("/api/") and self.headers.get("authorization") != f"Bearer {token()}":
+                status, value = 401, {"error": "no token"}
             text = json.dumps(value).encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")
@@ -48,6 +51,11 @@ def serve(port: int, answer: Callable[[str, str, bytes], Answer]) -> None:
 
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
+
+
+def token() -> str:
+    """Return the token that Ray would ask for."""
+    return Path(os.environ["RAY_AUTH_TOKEN_PATH"]).read_text()
 
 
 def application() -> dict[str, Any]:

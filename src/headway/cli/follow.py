@@ -206,7 +206,7 @@ class Follower:
             if task is None or word == "waits" or shown.get(name) == word:
                 continue
             shown[name] = word
-            took = f" ({format_seconds(_seconds(task))})" if task.ended_at else ""
+            took = f" ({format_seconds(_seconds(task))})" if task.ended_at and word in ("done", "failed") else ""
             self._console.print(f"  {name:<9} {word}{took}", highlight=False)
 
     def _patient(self, ask: Callable[[], Any]) -> Any:

@@ -83,7 +83,7 @@ def serve_config(spec: ClusterSpec, *, cpu: bool, http_port: int, host: str = "0
         },
         "deployment_config": {
             "max_ongoing_requests": max(2 * engine.max_num_seqs, 16),
-            # A model that cannot be loaded says so after two tries; Ray's own three take minutes each.
+            # A model that cannot be loaded is not loaded again: Ray's own three tries take a minute or more each.
             "max_constructor_retry_count": 1,
         },
     }

@@ -209,9 +209,9 @@ def _choose(
     would = next(_alternatives(profile, shape, accelerator), "no accelerator that headway knows holds it")
     raise PlanInfeasible(
         f"a replica of {profile.model} needs {format_bytes(smallest.needed_bytes)} on each of "
-        f"{profile.hardware.per_replica} x {accelerator.name} (weights "
-        f"{format_bytes(smallest.weights_bytes)}, KV cache {format_bytes(smallest.kv_cache_bytes)}, overhead {format_bytes(smallest.overhead_bytes)}), which gives "
-        f"{format_bytes(smallest.available_bytes)}; this would fit: {would}",
+        f"{profile.hardware.per_replica} x {accelerator.name}, which gives {format_bytes(smallest.available_bytes)} "
+        f"(weights {format_bytes(smallest.weights_bytes)}, KV cache {format_bytes(smallest.kv_cache_bytes)}, "
+        f"overhead {format_bytes(smallest.overhead_bytes)}); this would fit: {would}",
         needed_bytes=smallest.needed_bytes,
         largest_bytes=smallest.available_bytes,
     )

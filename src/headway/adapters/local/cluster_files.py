@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,31 @@ class ClusterRecord:
     def metrics_url(self) -> str:
         """Address of Ray's metrics, in Prometheus' text format."""
         return f"http://{HOST}:{self.ports.at(METRICS)}/metrics"
+
+
+def api_headers(layout: LocalLayout, name: str) -> dict[str, str]:
+    """Return what Ray's dashboard wants of a caller: the cluster's token."""
+    try:
+        token = token_file(layout, name).read_text()
+    except FileNotFoundError:
+        return {}  # the cluster is being deleted; whoever asks gets a refusal
+    return {"Authorization": f"Bearer {token}"}
+
+
+def token_file(layout: LocalLayout, name: str) -> Path:
+    """Return the file with a cluster's token, mode 600."""
+    return folder(layout, name) / "token"
+
+
+def ensure_token(layout: LocalLayout, name: str) -> None:
+    """Make a cluster's token if it has none."""
+    path = token_file(layout, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_hex(32))
+    except FileExistsError:
+        return
 
 
 def folder(layout: LocalLayout, name: str) -> Path:

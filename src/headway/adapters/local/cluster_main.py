@@ -47,7 +47,8 @@ class Cluster:
         self.folder = folder
         launch = json.loads((folder / "launch.json").read_text())
         self.command: list[str] = launch["command"]
-        self.api: str = launch["dashboard_url"] + "/api/serve/applications/"
+        self.api: str = launch["api"]
+        self.token = (folder / "token").read_text()
         self.application: str = launch["application"]
         self.temp_dir = Path(launch["temp_dir"])
         self.mark: dict[str, str] = launch["mark"]
@@ -91,7 +92,7 @@ class Cluster:
         began = time.monotonic()
         while ray.poll() is None:
             try:
-                call("GET", self.api)
+                call("GET", self.api, self.token)
             except OSError as error:
                 waited_s = time.monotonic() - began
                 if waited_s > RAY_ANSWERS_WITHIN_S:
@@ -109,7 +110,7 @@ class Cluster:
         digest = hashlib.sha256(body).hexdigest()
         if digest == self.given:
             return
-        call("PUT", self.api, body)
+        call("PUT", self.api, self.token, body)
         say("Serve has the config" if not self.given else "Serve has the changed config")
         self.given = digest
         self._remember("deploying")
@@ -118,7 +119,7 @@ class Cluster:
         if self.ran:
             return
         try:
-            found = json.loads(call("GET", self.api))["applications"].get(self.application, {})
+            found = json.loads(call("GET", self.api, self.token))["applications"].get(self.application, {})
         except OSError:
             return  # busy; `ray.poll()` says when it is dead
         if found.get("status") == "RUNNING":
@@ -139,14 +140,14 @@ class Cluster:
         part.replace(self.folder / "state.json")
 
 
-def call(method: str, url: str, body: bytes | None = None) -> bytes:
+def call(method: str, url: str, token: str, body: bytes | None = None) -> bytes:
     """Call Ray's dashboard.
 
     Raises:
         OSError: It does not answer.
         RuntimeError: It refuses; the text is its own.
     """
-    headers = {"content-type": "application/json"}
+    headers = {"content-type": "application/json", "authorization": f"Bearer {token}"}
     request = urllib.request.Request(url, data=body, method=method, headers=headers)  # noqa: S310 - http://127.0.0.1
     try:
         with urllib.request.urlopen(request, timeout=CALL_TIMEOUT_S) as response:  # noqa: S310

@@ -20,27 +20,20 @@ import requests
 
 from headway.adapters.local import cluster_files as files
 from headway.adapters.local.cluster_files import ClusterRecord
+from headway.adapters.local.engine_log import last_line, root_cause
 from headway.adapters.local.layout import CLUSTER_SLOTS, HOST, LocalLayout
 from headway.adapters.local.processes import ProcessState, Supervisor, end_strays, strays
+from headway.adapters.local.ray_head import ray_arguments, ray_environment
 from headway.domain.cluster import APPLICATION, Capacity, ClusterSpec, ClusterStatus, deployment_name, serve_config
 from headway.domain.profile import Replicas
 from headway.errors import Conflict, NotFound, Refused
-from headway.units import MIB, format_bytes, format_seconds
-
-LOGICAL_CPUS = 32
-"""Ray's CPUs are tickets, not cores: a replica takes 2, the ingress 1. Enough for any floor."""
-
-OBJECT_STORE_BYTES = 80 * MIB
-"""Ray's least is 75 MiB; Serve LLM puts next to nothing there."""
-
-SHARE_OF_CORES = 4
-"""An engine computes with a quarter of the cores. Two threads an engine on two busy cores are 25 times slower than one,
-because each waits for the other at every layer."""
+from headway.units import format_bytes, format_seconds
 
 STOP_WAIT_S = 30
 MOST_LIVES = 3
 """A cluster that died this often before its application ever ran has failed."""
 
+SERVE_API = "/api/serve/applications/"
 API_TIMEOUT_S, PROBE_TIMEOUT_S = 10.0, 30.0
 
 HOOK = "headway.adapters.local.serve_hooks.LeanStart"
@@ -95,7 +88,8 @@ class LocalClusters:
             # It ended, and supervisord starts it again; or it is ending what a former life left, which still answers.
             return _status(record, "starting", f"its program is starting, {_since(process)}")
         try:
-            reply = requests.get(f"{record.dashboard_url}/api/serve/applications/", timeout=API_TIMEOUT_S)
+            headers = files.api_headers(self._layout, name)
+            reply = requests.get(f"{record.dashboard_url}{SERVE_API}", headers=headers, timeout=API_TIMEOUT_S)
             found = reply.json()["applications"].get(APPLICATION) if reply.ok else None
         except (requests.RequestException, ValueError, KeyError):
             found = None
@@ -155,7 +149,7 @@ class LocalClusters:
         self._supervisor.start(
             _program(record.spec.name),
             [str(self._layout.python("serve")), "-m", "headway.adapters.local.cluster_main", str(folder)],
-            env=self._layout.child_env("serve", extra=self._environment(record)),
+            env=self._layout.child_env("serve", extra=ray_environment(self._layout, record)),
             directory=folder,
             autorestart=True,
             stop_wait_s=STOP_WAIT_S,
@@ -163,30 +157,19 @@ class LocalClusters:
 
     def _write(self, record: ClusterRecord) -> None:
         folder = files.folder(self._layout, record.spec.name)
+        files.ensure_token(self._layout, record.spec.name)
         files.write_json(folder / "serve.json", _serve_config(record))
         files.write_json(
             folder / "launch.json",
             {
                 "command": [*self._ray, *ray_arguments(record, self._temp_dir(record.slot))],
-                "dashboard_url": record.dashboard_url,
+                "api": f"{record.dashboard_url}{SERVE_API}",
                 "application": APPLICATION,
                 "temp_dir": str(self._temp_dir(record.slot)),
                 "mark": self._mark(record.spec.name),
             },
         )
         files.write(self._layout, record)
-
-    def _environment(self, record: ClusterRecord) -> dict[str, str]:
-        python_path = self._layout.child_env("serve")["PYTHONPATH"]
-        threads = max(1, (psutil.cpu_count() or 1) // SHARE_OF_CORES)
-        return {
-            **RAY_ENVIRONMENT,
-            "HEADWAY_CLUSTER": record.spec.name,
-            "VLLM_CACHE_ROOT": str(self._layout.vllm_cache),
-            "OMP_NUM_THREADS": str(threads),
-            # With the entry point of headway.adapters.local.vllm_cpu.
-            "PYTHONPATH": f"{python_path}:{self._layout.checkout / 'local' / 'serve'}",
-        }
 
     def _mark(self, name: str) -> dict[str, str]:
         return {"HEADWAY_STACK": self._layout.stack_mark, "HEADWAY_CLUSTER": name}
@@ -210,10 +193,10 @@ class LocalClusters:
 
     def _by_application(self, record: ClusterRecord, process: ProcessState, found: Mapping[str, Any]) -> ClusterStatus:
         ready, target = _replicas(record, found)
-        status, message = str(found.get("status")), _last_line(str(found.get("message") or ""))
+        status, message = str(found.get("status")), last_line(_message(record, found))
         if status == "DEPLOY_FAILED":
             logs = self._temp_dir(record.slot) / "session_latest" / "logs"
-            return _status(record, "failed", f"Serve: {message or status}; vLLM's own words are in {logs}")
+            return _status(record, "failed", f"Serve: {root_cause(logs) or message or status}; more is in {logs}")
         if status != "RUNNING":
             return _status(record, "starting", f"Serve: {message or status.lower()}, {_since(process)}", ready, target)
         missing = self._unanswered(record, process)
@@ -269,64 +252,6 @@ class LocalClusters:
             yield
 
 
-RAY_ENVIRONMENT = {
-    # Without a C++ compiler the first sampled request would kill the engine.
-    "TORCHDYNAMO_DISABLE": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    # vLLM would bind every engine of the machine to the same first core.
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # headway.adapters.local.vllm_cpu takes its place.
-    "VLLM_DISABLED_KERNELS": "ChannelWiseTorchFP8ScaledMMLinearKernel",
-    "DO_NOT_TRACK": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # Off by default on Linux; it is what keeps Ray on 127.0.0.1 instead of on every interface of the machine.
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    # Idle workers: none is started ahead of need, and the one that built the application (0.6 GB) is ended.
-    "RAY_num_prestart_python_workers": "0",
-    "RAY_prestart_worker_first_driver": "0",
-    "RAY_enable_worker_prestart": "0",
-    "RAY_num_workers_soft_limit": "1",
-    # Ray's default is 15, which starves a serving cluster beside a busy scheduler.
-    "RAY_worker_niceness": "0",
-    "RAY_ROTATION_MAX_BYTES": str(20 * MIB),
-    "RAY_ROTATION_BACKUP_COUNT": "1",
-    "RAYLLM_ENABLE_REQUEST_PROMPT_LOGS": "0",
-}
-
-
-def ray_arguments(record: ClusterRecord, temp_dir: Path) -> Sequence[str]:
-    """Return the arguments of a Ray head that shares no port with another."""
-    at = record.ports.at
-    return [
-        "--head",
-        "--block",
-        f"--node-ip-address={HOST}",
-        f"--port={at(files.GCS)}",
-        f"--dashboard-host={HOST}",
-        f"--dashboard-port={at(files.DASHBOARD)}",
-        f"--metrics-export-port={at(files.METRICS)}",
-        f"--ray-client-server-port={at(files.CLIENT)}",
-        f"--dashboard-agent-listen-port={at(files.AGENT_HTTP)}",
-        f"--dashboard-agent-grpc-port={at(files.AGENT_GRPC)}",
-        f"--runtime-env-agent-port={at(files.RUNTIME_ENV)}",
-        f"--object-manager-port={at(files.OBJECTS)}",
-        f"--node-manager-port={at(files.NODE)}",
-        f"--min-worker-port={record.ports.worker_first}",
-        f"--max-worker-port={record.ports.worker_last}",
-        f"--num-cpus={LOGICAL_CPUS}",
-        "--num-gpus=0",
-        f"--object-store-memory={OBJECT_STORE_BYTES}",
-        f"--temp-dir={temp_dir}",
-        "--include-log-monitor=false",
-        "--log-style=record",
-        "--log-color=false",
-        "--disable-usage-stats",
-        "--no-monitor",
-    ]
-
-
 def _serve_config(record: ClusterRecord) -> dict[str, Any]:
     config = serve_config(record.spec, cpu=True, http_port=record.ports.at(files.HTTP), host=HOST)
     for application in config["applications"]:
@@ -367,10 +292,10 @@ def _since(process: ProcessState) -> str:
     return f"{format_seconds(max(0.0, time.time() - process.started_at))} so far"
 
 
-def _last_line(text: str) -> str:
-    """Return the last line of a message, which in a traceback is the error itself."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:400] if lines else ""
+def _message(record: ClusterRecord, found: Mapping[str, Any]) -> str:
+    """Return what Serve says about the replicas, or else about the application."""
+    deployment = found.get("deployments", {}).get(deployment_name(record.spec.model), {})
+    return str(deployment.get("message") or found.get("message") or "")
 
 
 def _in_use(port: int) -> bool:

@@ -109,7 +109,7 @@ class LocalTraffic:
                 name, version = next(iter(late.items()))
                 raise BackendUnavailable(
                     f"the gateway did not take the new routes within {TAKEN_WITHIN_S:.0f} s: {name} should be "
-                    f"{version} and is {shown.get(name, 'not there')}; look into {self._layout.log('envoy')}",
+                    f"{version} and is {shown.get(name, 'not there')}; look into {self._layout.log('gateway')}",
                     late=sorted(late),
                 )
             time.sleep(POLL_S)
