@@ -16,7 +16,7 @@ from headway.units import GIB, format_bytes
 KV_BLOCK_TOKENS = 16
 """Tokens of vLLM's smallest KV-cache block (`--block-size` default on CUDA)."""
 
-CPU_OVERHEAD_BYTES = int(3.5 * GIB)
+CPU_OVERHEAD_BYTES = 4 * GIB
 """Ray head, Serve and vLLM's own processes of one cluster on CPU without weights and KV cache, measured."""
 
 GPU_OVERHEAD_BYTES = 2 * GIB

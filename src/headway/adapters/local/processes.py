@@ -59,6 +59,10 @@ FAULTS: dict[int, type[BackendError]] = {
 }
 """supervisord's faults as headway's errors; a test compares the keys with supervisord's own list."""
 
+OPEN_FILES = 65536
+"""Ray and Envoy want many. Set by the start script and not for supervisord (`minfds`): it closes that many descriptors
+between fork and exec of each program, and a TERM that comes in this time is lost."""
+
 BAD_NAME, NOT_RUNNING, ALREADY_STARTED, ALREADY_ADDED = 10, 70, 60, 90
 
 CALL_TIMEOUT_S = 120.0
@@ -196,6 +200,7 @@ class Supervisor:
         lines = ["#!/bin/sh", *(f"export {key}={shlex.quote(value)}" for key, value in sorted(marked.items()))]
         if autorestart:
             lines.append(self._end_predecessors(mark))
+        lines.append(f"ulimit -n {OPEN_FILES} 2>/dev/null || ulimit -n $(ulimit -Hn)")
         lines += [f"cd {shlex.quote(str(directory))} || exit 1", f"exec {shlex.join(command)}", ""]
         conf = "\n".join(
             (

@@ -1,6 +1,5 @@
 """Starts supervisord, the process manager of the embedded stack."""
 
-import resource
 import subprocess
 import time
 
@@ -9,8 +8,6 @@ from headway.adapters.local.processes import Supervisor
 from headway.errors import BackendError, DeadlineExceeded
 
 ANSWERS_WITHIN_S = 20.0
-OPEN_FILES = 65536
-"""Ray and Envoy want many; the hard limit is the most we may ask for."""
 
 
 def launch(layout: LocalLayout) -> None:
@@ -58,8 +55,6 @@ def launch(layout: LocalLayout) -> None:
 
 
 def _conf(layout: LocalLayout) -> str:
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    open_files = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
     return f"""\
 [unix_http_server]
 file={layout.supervisor_socket}
@@ -71,7 +66,6 @@ logfile_maxbytes=10MB
 logfile_backups=1
 pidfile={layout.supervisor_pid}
 identifier=headway-{layout.stack_mark}
-minfds={open_files}
 umask=077
 silent=true
 
