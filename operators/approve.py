@@ -19,10 +19,15 @@ ANSWER_WITHIN = timedelta(hours=12)
 """No answer means no: a candidate must not wait for ever beside stable, and the measurement grows old."""
 
 
+ANSWER = "answer"
+"""Record of what a person answered."""
+
+
 class Approval(Value):
     """What the gate let through, and why."""
 
     asked: bool
+    approved: bool = True
     by: str = ""
 
 
@@ -64,6 +69,10 @@ class ApproveOperator(HITLOperator):
             if str(self.skip).lower() == "true" or not release.plan.profile.shift.approve:
                 release.keep(Approval(asked=False))
                 return self.ref
+            answered = release.recall(ANSWER, Approval)
+            if answered is not None:
+                _obey(release, answered)
+                return self.ref
             self.subject = f"Promote {release.model} version {release.sure_ref.version}?"
             self.body = _table(release, verdict)
             super().execute(context)
@@ -73,11 +82,20 @@ class ApproveOperator(HITLOperator):
         """Go on after the answer."""
         with open_release(self.step, self.model, self.ref, context) as release:
             answer = super().execute_complete(context, event)
-            who = (answer.get("responded_by_user") or {}).get("name") or ""
-            if answer["chosen_options"] != [YES]:
-                raise Declined(f"{who} declined the promotion" if who else "nobody approved in time, which means no")
-            release.keep(Approval(asked=True, by=str(who)))
+            who = str((answer.get("responded_by_user") or {}).get("name") or "")
+            approved = answer["chosen_options"] == [YES]
+            # Kept before it is obeyed: an answer within seconds of the question finds Airflow 3.3.2 in a race that
+            # costs the task a try, and nobody should have to answer twice.
+            _obey(release, release.keep(Approval(asked=True, approved=approved, by=who), ANSWER))
         return self.ref
+
+
+def _obey(release: OpenRelease, answer: Approval) -> None:
+    if not answer.approved:
+        raise Declined(
+            f"{answer.by} declined the promotion" if answer.by else "nobody approved in time, which means no"
+        )
+    release.keep(answer)
 
 
 def _verdict(release: OpenRelease) -> Verdict:

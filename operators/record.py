@@ -1,5 +1,7 @@
 """The last task, which runs whatever happened: it leaves the world in order and tells how the release ended."""
 
+import html
+import logging
 from datetime import datetime
 from typing import Any, ClassVar
 
@@ -10,10 +12,12 @@ from airflow.sdk.timezone import utcnow
 from headway.domain.release import ReleasePlan, ReleaseRef
 from headway.domain.value import slug
 from headway.errors import BackendUnavailable, Refused
-from headway.release import recall, record, report, shift
+from headway.release import canary, recall, record, report, shift
 from operators.base import OpenRelease, ReleaseOperator, open_release
 from operators.lease import keep_lease
 from operators.links import ReportLink
+
+log = logging.getLogger(__name__)
 
 
 class RecordOperator(ReleaseOperator):
@@ -75,15 +79,7 @@ class RecordOperator(ReleaseOperator):
 def _remember(release: OpenRelease, ref: ReleaseRef, story: recall.Story, end: record.Ending) -> str:
     """Keep the ending with its report, and return the report's address."""
     now = utcnow()
-    html, metrics = report.render(
-        ref,
-        story.plan,
-        story.steps,
-        story.verdict,
-        end,
-        now=now,
-        records=recall.bench_records(story.verdict, release.backend.weights),
-    )
+    page, metrics = _report(release, ref, story, end, now)
     return record.remember(
         ref,
         story.plan,
@@ -91,10 +87,23 @@ def _remember(release: OpenRelease, ref: ReleaseRef, story: recall.Story, end: r
         registry=release.backend.registry,
         ledger=release.backend.ledger,
         metrics=metrics,
-        report_html=html,
+        report_html=page,
         started_at=datetime.fromisoformat(story.steps[0].started_at) if story.steps else release.started_at,
         now=now,
     )
+
+
+def _report(
+    release: OpenRelease, ref: ReleaseRef, story: recall.Story, end: record.Ending, now: datetime
+) -> tuple[bytes, dict[str, float]]:
+    """Draw the report. A page that cannot be drawn must not cost the verdict its memory."""
+    records = canary.read_records(story.verdict, release.backend.weights)
+    try:
+        return report.render(ref, story.plan, story.steps, story.verdict, end, now=now, records=records)
+    except Exception:  # whatever drawing stumbles over, the ending is worth more
+        log.exception("the report of %s could not be drawn", release.release)
+        text = f"{ref.model} version {ref.version}: {end.outcome}. {end.reason}\nThe report could not be drawn; "
+        return f"<pre>{html.escape(text)}see the log of the task record.</pre>".encode(), {}
 
 
 def _still_ours(release: OpenRelease) -> bool:

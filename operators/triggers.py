@@ -48,7 +48,7 @@ class WorldTrigger(BaseTrigger):
             first_look_s: Seconds before the first look.
             poll_s: Seconds between looks.
         """
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.deadline = deadline
         self.model = model
         self.holder = holder
@@ -96,7 +96,7 @@ class WorldTrigger(BaseTrigger):
             if seen is None and utcnow() >= deadline:
                 seen = {"deadline": self.deadline}
             if seen is not None:
-                yield TriggerEvent(seen)  # type: ignore[no-untyped-call]
+                yield TriggerEvent(seen)
                 return
             await asyncio.sleep(self.poll_s)
 

@@ -283,7 +283,7 @@ def load_profiles(folder: Path) -> dict[str, Profile]:
 
 def _mapping(path: Path) -> dict[str, Any]:
     """Read one YAML file that holds keys and values."""
-    import yaml  # type: ignore[import-untyped]
+    import yaml
 
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -71,7 +71,7 @@ class FakeAirflow:
 def backend(monkeypatch: pytest.MonkeyPatch) -> FakeBackend:
     """Fakes of all ports, which the commands get from the wiring; nothing waits."""
     fake = FakeBackend()
-    fake.runs = FakeAirflow()  # type: ignore[assignment]
+    fake.runs = FakeAirflow()
     put_model(fake, 1, "champion")
     put_model(fake, 2)
     monkeypatch.setattr(wiring, "connect", lambda: fake)
@@ -197,7 +197,7 @@ def test_release_starts_one_run(backend: FakeBackend, capsys: pytest.CaptureFixt
     """What the form would send, and where to watch it."""
     assert main(["release", "tiny", "--version", "2", "--scheme", "none"]) == 0
 
-    ((dag, run_id, conf),) = backend.runs.started  # type: ignore[attr-defined]
+    ((dag, run_id, conf),) = backend.runs.started
     assert dag == "release"
     assert conf == {"model": "tiny", "version": 2, "scheme": "none", "skip_approval": False}
     assert f"http://airflow/release/{run_id}" in capsys.readouterr().out
@@ -242,7 +242,7 @@ def test_a_mistake_is_one_sentence(
     err = " ".join(capsys.readouterr().err.split())
     assert said in err
     assert "Traceback" not in err
-    assert backend.runs.started == []  # type: ignore[attr-defined]
+    assert backend.runs.started == []
 
 
 def test_a_direct_rollback_needs_neither_airflow_nor_mlflow(
@@ -251,7 +251,7 @@ def test_a_direct_rollback_needs_neither_airflow_nor_mlflow(
     """The way back works when everything else is down, and says what it could not record."""
     serving(backend, previous=True)
     backend.registry.down = backend.ledger.down = True
-    backend.runs.down = True  # type: ignore[attr-defined]
+    backend.runs.down = True
 
     assert main(["rollback", "tiny", "--direct"]) == 0
 

@@ -13,7 +13,7 @@ from headway.domain.traffic import Backend as Side
 from headway.domain.traffic import Route
 from headway.domain.value import short, slug
 from headway.errors import HeadwayError, NotFound
-from headway.release import recall, record
+from headway.release import canary, recall, record
 from headway.release import report as reporting
 from headway.units import format_bytes
 
@@ -212,7 +212,7 @@ def report(backend: "Backend", model: str, release: str) -> tuple[bytes, dict[st
         story.verdict,
         record.Ending(outcome=kept["outcome"], reason=str(kept.get("reason", ""))),
         now=datetime.fromisoformat(str(kept["ended_at"])),
-        records=recall.bench_records(story.verdict, backend.weights),
+        records=canary.read_records(story.verdict, backend.weights),
     )
     return html, dict(kept)
 

@@ -22,6 +22,7 @@ CPU_OVERHEAD_BYTES = 4 * GIB
 GPU_OVERHEAD_BYTES = 2 * GIB
 """CUDA context, CUDA graphs and communication buffers of one device, beside the logits."""
 
+ENGINE_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 DTYPE_BYTES = {"BF16": 2, "F16": 2, "F32": 4, "F8_E4M3": 1, "I8": 1}
 MIN_CAPABILITY = {"fp8-dynamic": 7.5, "fp8": 7.5, "w8a8": 7.5, "w4a16-gptq": 7.5, "w4a16-awq": 7.5, "none": 0.0}
 """Smallest compute capability on which vLLM has a kernel (FP8: native from 8.9, weight-only Marlin from 7.5)."""
@@ -110,12 +111,10 @@ def budget(
     """
     on_cpu = accelerator.compute_capability == 0
     rest = shape.parameters - shape.linear_parameters
-    full_bytes = DTYPE_BYTES.get(shape.dtype, 2)
+    full_bytes = _dtype_bytes(shape, engine)
     linear_bytes = shape.linear_parameters * (full_bytes if scheme == "none" else BITS_PER_WEIGHT[scheme] / 8)
     weights = math.ceil((linear_bytes + rest * full_bytes) / per_replica)
-    kv_bytes = 1 if engine.kv_cache_dtype == "fp8" else full_bytes
-    kv_heads = max(1, math.ceil(shape.kv_heads / per_replica))
-    per_token = 2 * shape.layers * kv_heads * shape.head_dim * kv_bytes
+    per_token = kv_bytes_per_token(shape, engine, per_replica)
     tokens = engine.max_model_len + (engine.max_num_seqs - 1) * KV_BLOCK_TOKENS
     if on_cpu:
         cache = max(int(engine.kv_cache_gib * GIB), tokens * per_token)
@@ -134,6 +133,18 @@ def budget(
         kv_bytes_per_token=per_token,
         kv_tokens=(cache + (0 if on_cpu else spare)) // per_token,
     )
+
+
+def kv_bytes_per_token(shape: ModelShape, engine: Engine, per_replica: int) -> int:
+    """Return the KV cache of one token on one accelerator of a replica."""
+    kv_bytes = 1 if engine.kv_cache_dtype == "fp8" else _dtype_bytes(shape, engine)
+    kv_heads = max(1, math.ceil(shape.kv_heads / per_replica))
+    return 2 * shape.layers * kv_heads * shape.head_dim * kv_bytes
+
+
+def _dtype_bytes(shape: ModelShape, engine: Engine) -> int:
+    """Return the size of a number as the engine computes: its own dtype, or that of the weights with `auto`."""
+    return ENGINE_DTYPE_BYTES.get(engine.dtype, DTYPE_BYTES.get(shape.dtype, 2))
 
 
 def _accelerator(profile: Profile) -> Accelerator:
@@ -170,9 +181,7 @@ def _check_engine(profile: Profile, shape: ModelShape, accelerator: Accelerator)
         )
     if accelerator.compute_capability == 0:
         asked = engine.kv_cache_gib * GIB
-        least = (
-            2 * shape.layers * shape.kv_heads * shape.head_dim * DTYPE_BYTES.get(shape.dtype, 2) * engine.max_model_len
-        )
+        least = kv_bytes_per_token(shape, engine, parallel) * engine.max_model_len
         if asked < least:
             raise ConfigError(
                 f"`engine.kv_cache_gib` is {engine.kv_cache_gib}, and one sequence of {engine.max_model_len} tokens "

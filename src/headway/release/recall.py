@@ -5,8 +5,7 @@ from typing import NamedTuple
 from headway.domain.model import ModelVersion, Selection
 from headway.domain.release import ReleasePlan, ReleaseRef, StepRecord, Verdict, record_key
 from headway.domain.value import digest, slug
-from headway.errors import NotFound
-from headway.ports import Ledger, WeightStore
+from headway.ports import Ledger
 
 STEPS = ("select", "validate", "plan", "quantize", "stage", "rollout", "canary", "approve", "shift")
 """The steps whose records tell how a release went, in their order."""
@@ -68,13 +67,3 @@ def story(ledger: Ledger, model: str, release: str) -> Story:
         steps=tuple(kept.values()),
         verdict=Verdict.model_validate(judged.detail) if judged else None,
     )
-
-
-def bench_records(verdict: Verdict | None, weights: WeightStore) -> bytes | None:
-    """Return the benchmark's records file, none if there was no benchmark or the file is gone."""
-    if verdict is None or not verdict.records_uri:
-        return None
-    try:
-        return weights.read(verdict.records_uri)
-    except NotFound:
-        return None

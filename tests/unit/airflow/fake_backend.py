@@ -60,7 +60,7 @@ class FakeBackend:
     lease: FakeLease = field(default_factory=FakeLease)
     metrics: FakeMetrics = field(default_factory=FakeMetrics)
     ledger: FakeLedger = field(default_factory=FakeLedger)
-    runs: FakeRuns = field(default_factory=FakeRuns)
+    runs: Any = field(default_factory=FakeRuns)
     checks: NoChecks = field(default_factory=NoChecks)
     kept_profiles: dict[str, Profile] = field(default_factory=lambda: {"tiny": make_profile()})
     model_root: str = "/nodes"

@@ -9,9 +9,10 @@ from airflow.sdk.timezone import utcnow
 
 from headway.domain.release import ReleasePlan, StepRecord, record_key
 from headway.errors import BackendUnavailable, DeadlineExceeded
-from headway.release import rollback
+from headway.release import report, rollback
+from operators.approve import ApproveOperator
 from operators.record import RecordOperator
-from operators.release import PlanOperator, RolloutOperator
+from operators.release import CanaryOperator, PlanOperator, QuantizeOperator, RolloutOperator, StageOperator
 from operators.select import SelectOperator
 from operators.triggers import ClusterTrigger, LeaseTrigger
 from tests.unit.airflow import played
@@ -338,3 +339,88 @@ def test_no_approval_is_asked_where_nobody_wants_one(world: FakeBackend) -> None
     world.kept_profiles["tiny"] = profile(shift={"steps_pct": [100], "bake_s": 0, "approve": True})
 
     assert walk(skip="True").states["shift"] == "success"
+
+
+def asked(world: FakeBackend) -> dict[str, Any]:
+    """Bring a release to the question."""
+    world.kept_profiles["tiny"] = profile(shift={"steps_pct": [100], "bake_s": 0, "approve": True})
+    ref = SelectOperator(task_id="select", model="tiny").execute(context())
+    for operator in (PlanOperator, QuantizeOperator, StageOperator, RolloutOperator, CanaryOperator):
+        operator(task_id=operator.step, model="tiny", ref=ref).execute(context())
+    assert isinstance(ref, dict)
+    return ref
+
+
+def answer(choice: str, who: str | None) -> dict[str, Any]:
+    """What Airflow hands back with an answer."""
+    user = {"id": who, "name": who} if who else None
+    return {"chosen_options": [choice], "params_input": {}, "responded_at": utcnow(), "responded_by_user": user}
+
+
+def test_an_approval_lets_the_release_through(world: FakeBackend) -> None:
+    """Who approved is on record."""
+    ref = asked(world)
+    operator = ApproveOperator(task_id="approve", model="tiny", ref=ref)
+
+    assert operator.execute_complete(context(), answer("Approve", "alice")) == ref
+
+    kept = world.ledger.read(record_key("tiny", ref["release"], "approve"))
+    assert kept is not None
+    assert kept["detail"] == {"asked": True, "approved": True, "by": "alice"}
+
+
+@pytest.mark.parametrize(
+    ("who", "said"), [("bob", "bob declined the promotion"), (None, "nobody approved in time, which means no")]
+)
+def test_no_answer_means_no(world: FakeBackend, who: str | None, said: str) -> None:
+    """A candidate does not wait for ever, and a no is a verdict."""
+    ref = asked(world)
+    operator = ApproveOperator(task_id="approve", model="tiny", ref=ref)
+
+    with pytest.raises(AirflowFailException, match=said):
+        operator.execute_complete(context(), answer("Reject", who))
+    with pytest.raises(AirflowFailException, match=f"rejected: {said}"):
+        RecordOperator(task_id="record", model="tiny", ref=ref).execute(context())
+
+    assert outcome(world, 1) == "rejected"
+
+
+def test_nobody_answers_twice(world: FakeBackend) -> None:
+    """A try that was lost after the answer finds the answer."""
+    ref = asked(world)
+    with pytest.raises(AirflowFailException):
+        ApproveOperator(task_id="approve", model="tiny", ref=ref).execute_complete(context(), answer("Reject", "bob"))
+
+    with pytest.raises(AirflowFailException, match="bob declined"):
+        ApproveOperator(task_id="approve", model="tiny", ref=ref).execute(context(try_number=2))
+
+
+def test_the_lease_outlives_a_night_without_an_answer(world: FakeBackend) -> None:
+    """No trigger renews it while a person sleeps."""
+    ref = asked(world)
+
+    # Where Airflow itself takes over, these tests have nothing to give it.
+    with pytest.raises(KeyError, match="task_instance"):
+        ApproveOperator(task_id="approve", model="tiny", ref=ref).execute(context())
+
+    grant = world.lease.holder("tiny", utcnow() + timedelta(hours=11))
+    assert grant is not None
+    assert grant.holder == "run"
+
+
+def test_a_report_that_cannot_be_drawn_does_not_cost_the_verdict(
+    world: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever drawing stumbles over, the release ends and is remembered."""
+
+    def stumble(*args: Any, **kwargs: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(report, "render", stumble)
+
+    walked = walk()
+
+    assert walked.states["record"] == "success"
+    assert outcome(world, 1) == "promoted"
+    assert walked.ref is not None
+    assert b"could not be drawn" in world.registry.reports[walked.ref["release"]][1]["report.html"]

@@ -28,7 +28,7 @@ SOON: dict[str, Any] = {"first_look_s": 0.0, "poll_s": 0.01}
 
 
 def later(seconds: float = 60) -> str:
-    return (utcnow() + timedelta(seconds=seconds)).isoformat()
+    return str((utcnow() + timedelta(seconds=seconds)).isoformat())
 
 
 def fire(trigger: BaseTrigger, within_s: float = 5.0) -> dict[str, Any]:
