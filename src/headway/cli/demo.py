@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 MODEL = "smollm2-135m"
 ALIAS = "champion"
 VERSIONS = {1: "SmolLM2-135M-Instruct", 2: "the same with one layer changed a little", 3: "25 % of the weights zeroed"}
+CLIENT_PERIOD_S = 1.5
+"""A third of what one cluster on one core can answer, so that the benchmark has room beside the users."""
 QUESTION = "What is the capital of France?"
 
 
@@ -85,7 +87,7 @@ class Demo:
         answer = self.ask()
         self._say(f"\n[bold]Q[/] {QUESTION}\n[bold]A[/] {answer}\n")
 
-        with SteadyClient(self.model_url, MODEL) as client:
+        with SteadyClient(self.model_url, MODEL, period_s=CLIENT_PERIOD_S) as client:
             promotions.append(self.promote(2, wanted="promoted"))
             promotions.append(self.promote(3, wanted="rejected"))
             with self._timed("see that nothing tries version 3 again"):
