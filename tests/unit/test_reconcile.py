@@ -108,6 +108,13 @@ def test_a_version_that_a_person_released_by_number_stays() -> None:
     assert reconcile.start(wanted(tags=tags, alias_at_release=None), route, busy=False, now=NOW) is None
 
 
+def test_a_promoted_version_that_nothing_serves_any_more_is_brought_back() -> None:
+    """A gateway that was wiped or restored empty must not stay empty because of an old success."""
+    due = reconcile.start(wanted(tags=remembered("promoted")), Route(model="tiny"), busy=False, now=NOW)
+
+    assert due is not None
+
+
 def test_the_previous_cluster_expires() -> None:
     """Warm capacity that nobody goes back to is paid for nothing."""
     early = Route(model="tiny", stable=backend(2), previous=backend(1), keep_previous_until="2026-11-30T12:00:01+00:00")

@@ -91,6 +91,11 @@ class AirflowApi:
         params = {"state": ["queued", "running"], "limit": PAGE, "order_by": "-run_after"}
         return [_run(item) for item in self._send("GET", path, params=params).json()["dag_runs"]]
 
+    def fail(self, dag_id: str, run_id: str) -> DagRun:
+        """End a run as failed: its running task is ended, the others never start. Raises NotFound."""
+        path = f"dags/{quote(dag_id, safe='')}/dagRuns/{quote(run_id, safe='')}"
+        return _run(self._send("PATCH", path, json_body={"state": "failed"}).json())
+
     def tasks(self, dag_id: str, run_id: str) -> Sequence[TaskRun]:
         """Return the tasks of a run, in the order of their start."""
         path = f"dags/{quote(dag_id, safe='')}/dagRuns/{quote(run_id, safe='')}/taskInstances"

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from headway.adapters.local.layout import EnvironmentName, LocalLayout
-from headway.cli.follow import Followed, Follower
+from headway.cli.follow import RELEASE_DAG, Followed, Follower
 from headway.cli.steady import SteadyClient, Tally
+from headway.domain.value import slug
 from headway.errors import Conflict, HeadwayError
 from headway.release import record
 from headway.units import format_seconds
@@ -97,6 +99,7 @@ class Demo:
 
     def reset(self) -> None:
         """Take the demo model's traffic, clusters, alias and memory down; keep artifacts and registered versions."""
+        self._end_releases()
         self._backend.traffic.remove(MODEL)
         for cluster in self._backend.clusters.list(MODEL):
             self._backend.clusters.delete(cluster.name)
@@ -108,6 +111,16 @@ class Demo:
         for version in client.search_model_versions(f"name = '{MODEL}'"):
             for tag in [t for t in version.tags if t.startswith("headway.")]:
                 client.delete_model_version_tag(MODEL, version.version, tag)
+
+    def _end_releases(self) -> None:
+        """End what an interrupted demo left at work: its runs, their benchmarks, and the lease they hold."""
+        runs = [run for run in self._backend.runs.active(RELEASE_DAG) if run.conf.get("model") == MODEL]
+        for run in runs:
+            self._backend.runs.fail(RELEASE_DAG, run.run_id)
+            self._backend.lease.release(slug(MODEL), run.run_id, datetime.now(UTC))  # noqa: TID251 - the command line is a clock
+        for folder in self._layout.jobs.glob("bench-*"):
+            if not self._backend.jobs.status(folder.name).ended:
+                self._backend.jobs.cancel(folder.name)
 
     def prepare(self) -> Path:
         """Make the model's directories, in the cache that clones share; returns the folder with `v1`, `v2`, `v3`."""

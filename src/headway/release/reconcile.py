@@ -95,7 +95,9 @@ def start(desired: Desired, route: Route, *, busy: bool, now: datetime) -> Start
     state = read_state(desired.tags).get(desired.cluster_digest)
     if state is not None:
         final = state.outcome in FINAL_OUTCOMES
-        if final and not (state.outcome == "promoted" and _moved_back(desired)):
+        # A promoted version that lost its cluster and its route (a restore, a wiped gateway) is brought back.
+        wanted_again = state.outcome == "promoted" and (route.stable is None or _moved_back(desired))
+        if final and not wanted_again:
             return None
         if not final and now < _time(state.at) + RETRY_AFTER:
             return None

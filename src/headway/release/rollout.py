@@ -48,7 +48,7 @@ def finish(plan: ReleasePlan, ref: ReleaseRef, clusters: Clusters, traffic: Traf
     if status.phase != "ready" or status.endpoint is None:
         raise BackendError(
             f"candidate {plan.cluster.name} of {plan.model} is {status.phase}: {status.reason or 'no reason given'}; "
-            "its log is in the folder of the cluster",
+            f"its log is cluster-{plan.cluster.name}.log",
             cluster=plan.cluster.name,
             phase=status.phase,
         )
