@@ -97,6 +97,7 @@ reason in one sentence. The same reason is on the model version in MLflow (`head
     canary = CanaryOperator(task_id="canary", model=model, ref=ref)
     approve = ApproveOperator(task_id="approve", model=model, ref=ref, skip="{{ params.skip_approval }}")
     shift = ShiftOperator(task_id="shift", model=model, ref=ref)
-    record = RecordOperator(task_id="record", model=model, ref=ref, trigger_rule="all_done")
+    # A teardown runs also when a person marks the whole run as failed: no candidate outlives its release.
+    record = RecordOperator(task_id="record", model=model, ref=ref).as_teardown(on_failure_fail_dagrun=True)
 
     select >> plan >> quantize >> stage >> rollout >> canary >> approve >> shift >> record

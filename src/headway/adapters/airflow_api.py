@@ -92,7 +92,7 @@ class AirflowApi:
         return [_run(item) for item in self._send("GET", path, params=params).json()["dag_runs"]]
 
     def fail(self, dag_id: str, run_id: str) -> DagRun:
-        """End a run as failed: its running task is ended, the others never start. Raises NotFound."""
+        """End a run: its running task is ended, the others never start, its teardown still runs. Raises NotFound."""
         path = f"dags/{quote(dag_id, safe='')}/dagRuns/{quote(run_id, safe='')}"
         return _run(self._send("PATCH", path, json_body={"state": "failed"}).json())
 

@@ -6,7 +6,6 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ from rich.table import Table
 from headway.adapters.local.layout import EnvironmentName, LocalLayout
 from headway.cli.follow import RELEASE_DAG, Followed, Follower
 from headway.cli.steady import SteadyClient, Tally
-from headway.domain.value import slug
 from headway.errors import Conflict, HeadwayError
 from headway.release import record
 from headway.units import format_seconds
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
 MODEL = "smollm2-135m"
 ALIAS = "champion"
 VERSIONS = {1: "SmolLM2-135M-Instruct", 2: "the same with one layer changed a little", 3: "25 % of the weights zeroed"}
+RUN_ENDS_WITHIN_S = 300.0
 CLIENT_PERIOD_S = 1.5
 """A third of what one cluster on one core can answer, so that the benchmark has room beside the users."""
 QUESTION = "What is the capital of France?"
@@ -113,11 +112,11 @@ class Demo:
                 client.delete_model_version_tag(MODEL, version.version, tag)
 
     def _end_releases(self) -> None:
-        """End what an interrupted demo left at work: its runs, their benchmarks, and the lease they hold."""
-        runs = [run for run in self._backend.runs.active(RELEASE_DAG) if run.conf.get("model") == MODEL]
-        for run in runs:
-            self._backend.runs.fail(RELEASE_DAG, run.run_id)
-            self._backend.lease.release(slug(MODEL), run.run_id, datetime.now(UTC))  # noqa: TID251 - the command line is a clock
+        """End what an interrupted demo left at work: its runs, which clean up after themselves, and its benchmarks."""
+        for run in self._backend.runs.active(RELEASE_DAG):
+            if run.conf.get("model") == MODEL:
+                self._backend.runs.fail(RELEASE_DAG, run.run_id)
+                self._follower.wait_for(RELEASE_DAG, run.run_id, within_s=RUN_ENDS_WITHIN_S)
         for folder in self._layout.jobs.glob("bench-*"):
             if not self._backend.jobs.status(folder.name).ended:
                 self._backend.jobs.cancel(folder.name)

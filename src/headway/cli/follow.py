@@ -108,9 +108,21 @@ class Follower:
             BackendError: It failed.
             DeadlineExceeded: It did not end in time.
         """
-        run = self._backend.runs.trigger(dag_id, run_id, conf, note="asked for on the command line")
+        self._backend.runs.trigger(dag_id, run_id, conf, note="asked for on the command line")
+        if self.wait_for(dag_id, run_id, within_s=within_s) != "success":
+            raise BackendError(f"{dag_id} failed; its tasks say why: {self._backend.runs.run_url(dag_id, run_id)}")
+
+    def wait_for(self, dag_id: str, run_id: str, *, within_s: float) -> str:
+        """Wait until a run is over, and return its state.
+
+        Raises:
+            DeadlineExceeded: It did not end in time.
+        """
         started = monotonic()
-        while not run.ended:
+        while True:
+            run = self._patient(lambda: self._backend.runs.run(dag_id, run_id))
+            if run.ended:
+                return str(run.state)
             if monotonic() - started > within_s:
                 page = self._backend.runs.run_url(dag_id, run_id)
                 raise DeadlineExceeded(
@@ -119,9 +131,6 @@ class Follower:
                     last=run.state,
                 )
             sleep(EVERY_S)
-            run = self._patient(lambda: self._backend.runs.run(dag_id, run_id))
-        if run.state != "success":
-            raise BackendError(f"{dag_id} failed; its tasks say why: {self._backend.runs.run_url(dag_id, run_id)}")
 
     def releases_of(self, model: str, version: int) -> set[str]:
         """Return the ids of all release runs that name this version."""
