@@ -12,7 +12,7 @@ from headway.domain.model import ModelVersion
 from headway.domain.profile import Replicas
 from headway.domain.traffic import Route
 from headway.domain.weights import Manifest
-from headway.errors import BackendUnavailable, Conflict, NotFound
+from headway.errors import BackendUnavailable, Conflict, NotFound, Refused
 from headway.ports import LeaseGrant, Sample, StoredObject
 from headway.units import GIB
 
@@ -140,6 +140,7 @@ class FakeRegistry:
     version_tags: dict[tuple[str, int], dict[str, str]] = field(default_factory=dict)
     reports: dict[str, tuple[Mapping[str, float], Mapping[str, bytes]]] = field(default_factory=dict)
     down: bool = False
+    refuses_reports: bool = False
 
     def add(self, version: ModelVersion, *aliases: str) -> None:
         """Register a version and point aliases at it."""
@@ -174,6 +175,8 @@ class FakeRegistry:
         self, model: str, version: int, release: str, metrics: Mapping[str, float], files: Mapping[str, bytes]
     ) -> str:
         self._answer()
+        if self.refuses_reports:
+            raise Refused("the registry refuses the report")
         self.reports[release] = (metrics, files)
         return f"http://registry/{model}/{version}/{release}"
 

@@ -147,6 +147,21 @@ def test_the_ending_is_on_the_version_and_in_the_ledger() -> None:
     assert (kept["outcome"], kept["report"]) == ("rejected", tags["headway.report"])
 
 
+def test_a_report_that_the_registry_refuses_does_not_cost_the_memory() -> None:
+    """Otherwise the version that was refused comes back five minutes later."""
+    registry, ledger = FakeRegistry(refuses_reports=True), FakeLedger()
+    end = record.Ending(outcome="rejected", reason="perplexity")
+
+    record.remember(
+        REF, PLAN, end, registry=registry, ledger=ledger, metrics={}, report_html=b"", started_at=NOW, now=NOW
+    )
+
+    assert record.read_state(registry.tags("tiny", 1))[PLAN.cluster_digest].outcome == "rejected"
+    kept = ledger.read(record_key("tiny", REF.release, "release"))
+    assert kept is not None
+    assert kept["report"] == "not kept: the registry refuses the report"
+
+
 def test_endings_of_other_pairs_are_kept_and_the_oldest_go() -> None:
     """The memory is per cluster digest, and bounded."""
     registry = FakeRegistry()

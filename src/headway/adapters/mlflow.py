@@ -5,6 +5,7 @@ MLflow's client is imported on first use: it takes seconds, and `headway rollbac
 
 import difflib
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -98,6 +99,11 @@ _REMEDIES: dict[type[HeadwayError], str] = {
 }
 
 
+def _metric_name(name: str) -> str:
+    """Return the name in the characters that MLflow takes; others refuse the whole report."""
+    return re.sub(r"[^\w\-. :/]", "", name, flags=re.ASCII)
+
+
 class MlflowRegistry:
     """MLflow's registry and tracking.
 
@@ -183,7 +189,7 @@ class MlflowRegistry:
             run = self._run_of(model, version, release)
             run_id = str(run.info.run_id)
             kept = run.data.metrics
-            for name, value in sorted(metrics.items()):
+            for name, value in sorted((_metric_name(name), value) for name, value in metrics.items()):
                 if kept.get(name) != value:
                     self._client.log_metric(run_id, name, value)
             self._write_files(run, files)

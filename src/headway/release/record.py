@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from headway.domain.release import FINAL_OUTCOMES, Outcome, ReleasePlan, ReleaseRef, StepRecord, Verdict, record_key
 from headway.domain.value import Value, slug
-from headway.errors import IntegrityError
+from headway.errors import IntegrityError, Refused
 from headway.ports import Clusters, Ledger, Registry, Traffic
 
 STATE_TAG = "headway.state"
@@ -124,14 +124,13 @@ def remember(
     """Keep the ending in the registry and the ledger; return the report's web address.
 
     The tag `headway.state` remembers the ending per cluster digest, so that an alias which still points at a refused
-    version does not bring it back.
+    version does not bring it back. It comes first: a report that the registry refuses must not cost the memory.
     """
-    address = registry.log_report(ref.model, ref.version, ref.release, metrics, {"report.html": report_html})
     state = VersionState(outcome=end.outcome, release=ref.release, at=now.isoformat(), reason=end.reason)
     remember_state(registry, ref.model, ref.version, state_key(ref, plan), state)
     registry.tag(ref.model, ref.version, RELEASE_TAG, ref.release)
     registry.tag(ref.model, ref.version, REASON_TAG, end.reason)
-    registry.tag(ref.model, ref.version, REPORT_TAG, address)
+    address = _report(ref, registry, metrics, report_html)
     ledger.append(
         record_key(slug(ref.model), ref.release, "release"),
         {
@@ -150,6 +149,16 @@ def remember(
             "ended_at": now.isoformat(),
         },
     )
+    return address
+
+
+def _report(ref: ReleaseRef, registry: Registry, metrics: Mapping[str, float], report_html: bytes) -> str:
+    """Keep the report and return its address; one that the registry refuses for good is named in its place."""
+    try:
+        address = registry.log_report(ref.model, ref.version, ref.release, metrics, {"report.html": report_html})
+    except Refused as error:
+        return f"not kept: {error.message}"
+    registry.tag(ref.model, ref.version, REPORT_TAG, address)
     return address
 
 
