@@ -11,7 +11,7 @@ from airflow.sdk.timezone import utcnow
 
 from headway.domain.release import ReleasePlan, ReleaseRef
 from headway.domain.value import slug
-from headway.errors import BackendUnavailable, Refused
+from headway.errors import BackendUnavailable, HeadwayError, Refused
 from headway.release import canary, recall, record, report, shift
 from operators.base import OpenRelease, ReleaseOperator, open_release
 from operators.lease import keep_lease
@@ -47,6 +47,18 @@ class RecordOperator(ReleaseOperator):
         """Traffic first, then what is remembered of it, then the lease."""
         ours = _still_ours(release)
         try:
+            end = self._settle(release, ours=ours)
+        except HeadwayError as error:
+            # A retry goes on under the lease. Without one nobody needs it, and it would keep the next release out.
+            if ours and not error.retryable:
+                release.backend.lease.release(slug(release.model), release.holder, utcnow())
+            raise
+        if ours:
+            release.backend.lease.release(slug(release.model), release.holder, utcnow())
+        return end
+
+    def _settle(self, release: OpenRelease, *, ours: bool) -> record.Ending:
+        try:
             story = recall.story(release.backend.ledger, release.model, release.release)
         except BackendUnavailable:
             # Nobody can say how it went, so the candidate must not keep its share until somebody can.
@@ -71,8 +83,6 @@ class RecordOperator(ReleaseOperator):
             self.report_url = _remember(release, story.ref, story, end)
         else:
             _remember_unselected(release, end)
-        if ours:
-            release.backend.lease.release(slug(release.model), release.holder, utcnow())
         return end
 
 

@@ -16,8 +16,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from headway.adapters.local.layout import EnvironmentName, LocalLayout
-from headway.cli.follow import RELEASE_DAG, Followed, Follower
+from headway.cli.follow import RELEASE_DAG, Followed, Follower, utcnow
 from headway.cli.steady import SteadyClient, Tally
+from headway.domain.value import slug
 from headway.errors import Conflict, HeadwayError
 from headway.release import record
 from headway.units import format_seconds
@@ -117,6 +118,9 @@ class Demo:
             if run.conf.get("model") == MODEL:
                 self._backend.runs.fail(RELEASE_DAG, run.run_id)
                 self._follower.wait_for(RELEASE_DAG, run.run_id, within_s=RUN_ENDS_WITHIN_S)
+        left = self._backend.lease.holder(slug(MODEL), utcnow())
+        if left is not None:
+            self._backend.lease.release(slug(MODEL), left.holder, utcnow())
         for folder in self._layout.jobs.glob("bench-*"):
             if not self._backend.jobs.status(folder.name).ended:
                 self._backend.jobs.cancel(folder.name)
