@@ -130,6 +130,7 @@ def test_rollback_takes_seconds_and_costs_no_request(stack: Stack) -> None:
 
 def test_a_candidate_that_dies_in_the_canary_is_rolled_back_and_no_client_notices(stack: Stack) -> None:
     """Killing the candidate's Ray head costs stable's users nothing, and the release ends right by itself."""
+    before = last_state(stack, 1)
     with SteadyClient(f"{stack.layout.gateway_url}/{MODEL}", MODEL, period_s=CLIENT_PERIOD_S) as client:
         release = subprocess.Popen(
             [str(CHECKOUT / "bin" / "headway"), "release", MODEL, "--version", "1", "--wait"],
@@ -144,7 +145,8 @@ def test_a_candidate_that_dies_in_the_canary_is_rolled_back_and_no_client_notice
 
     assert killed > 0
     assert release.returncode != 0, output
-    assert last_state(stack, 1).outcome == "rolled_back", output
+    state = last_state(stack, 1)
+    assert (state.outcome, state.release != before.release) == ("rolled_back", True), output
     route = stack.backend.traffic.route(MODEL)
     assert route.candidate is None
     assert route.stable is not None
