@@ -1,6 +1,7 @@
 """The commands about models: `status`, `plan`, `release`, `rollback`, `pause`, `resume`, `report`, `schema`."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -105,19 +106,20 @@ def rollback(
     console.print(_taken_back(model, decided))
 
 
-def _rollback_direct(backend: "LocalBackend", model: str) -> list[str]:
+def _rollback_direct(backend: "LocalBackend", model: str) -> Iterator[str]:
+    """Yield what to say: first that the traffic is back, at once; then what could not be recorded of it."""
     from headway.cli.follow import utcnow
     from headway.release import rollback as way_back
 
     outcome = way_back.run(way_back.decide(model, backend.traffic), backend.traffic, backend.clusters)
-    lines = [_taken_back(model, outcome)]
+    yield _taken_back(model, outcome)
     if outcome.warning:
-        lines.append(f"[yellow]note[/] {escape(outcome.warning)}")
+        yield f"[yellow]note[/] {escape(outcome.warning)}"
     now = utcnow()
     try:
         way_back.remember(outcome, backend.registry, now)
     except HeadwayError as error:
-        lines.append(
+        yield (
             f"[yellow]note[/] not recorded in the registry ({escape(error.message)}). As soon as it answers again, run "
             f"`headway pause {model}` or move the alias: until then nothing knows that version {outcome.leave.version} "
             "was taken back, and reconcile may bring it again"
@@ -125,8 +127,7 @@ def _rollback_direct(backend: "LocalBackend", model: str) -> list[str]:
     try:
         backend.ledger.append(f"rollbacks/{_slug(model)}/direct-{now:%Y%m%d-%H%M%S}.json", outcome.to_json())
     except HeadwayError as error:
-        lines.append(f"[yellow]note[/] not recorded in the ledger ({escape(error.message)})")
-    return lines
+        yield f"[yellow]note[/] not recorded in the ledger ({escape(error.message)})"
 
 
 def _taken_back(model: str, done: "Rollback | RollbackOutcome") -> str:

@@ -82,7 +82,6 @@ def run(plan: Rollback, traffic: Traffic, clusters: Clusters) -> RollbackOutcome
             model=plan.model,
             cluster=plan.back.cluster,
         )
-    leaving = clusters.status(plan.leave.cluster)
     only_candidate = plan.leave == route.candidate
     traffic.shift(
         route.model_copy(
@@ -96,6 +95,8 @@ def run(plan: Rollback, traffic: Traffic, clusters: Clusters) -> RollbackOutcome
             }
         )
     )
+    # After the shift: what leaves may be dead or slow to answer, and only the warning needs it.
+    leaving = clusters.status(plan.leave.cluster)
     warning = ""
     if back.replicas_ready < leaving.replicas_ready:
         warning = (
