@@ -10,7 +10,7 @@ for name in uv airflow serve quantize tools; do
   "${UV:-uv}" pip compile "${name}.in" "${override[@]}" -o "${name}.lock" "$@" \
     --quiet --generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_31 \
     --no-emit-index-url --no-emit-find-links --custom-compile-command "local/locks/lock.sh"
-  if grep -nE '(^|[[:space:]])(-i|--index-url|--extra-index-url|--find-links)|file://|https?://' "${name}.lock"; then
+  if grep -nE '(^|[[:space:]])(-i|--(extra-)?index-url|--find-links)|file://|https?://' "${name}.lock"; then
     echo "${name}.lock names an index or a path of this machine; it must not" >&2
     exit 1
   fi

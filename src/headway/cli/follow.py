@@ -98,7 +98,7 @@ class Follower:
             BackendError: It failed.
             DeadlineExceeded: It did not end in time.
         """
-        self._remember_known()
+        self.remember_known()
         self.run_to_end(RECONCILE_DAG, f"headway__{utcnow():%Y%m%dT%H%M%S.%f}", {})
 
     def run_to_end(self, dag_id: str, run_id: str, conf: Mapping[str, Any], *, within_s: float = 300.0) -> None:
@@ -142,7 +142,7 @@ class Follower:
         Raises:
             DeadlineExceeded: None began in time.
         """
-        self._remember_known()
+        self.remember_known()
         started = monotonic()
         while True:
             fresh = self._patient(lambda: self.releases_of(model, version)) - (self._known or set())
@@ -159,7 +159,7 @@ class Follower:
 
     def follow(self, model: str, run_id: str) -> Followed:
         """Show a release run until it ends, and return how it ended."""
-        self._remember_known().add(run_id)
+        self.remember_known().add(run_id)
         shown: dict[str, str] = {}
         with self._screen() as show:
             while True:
@@ -229,7 +229,8 @@ class Follower:
                     raise
                 sleep(EVERY_S)
 
-    def _remember_known(self) -> set[str]:
+    def remember_known(self) -> set[str]:
+        """Return the release runs that are not new: those there at the first call, and those followed since."""
         if self._known is None:
             self._known = {run.run_id for run in self._backend.runs.recent(RELEASE_DAG)}
         return self._known

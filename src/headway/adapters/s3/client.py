@@ -6,6 +6,7 @@ Pod programs use it too, in environments that have botocore and nothing of boto3
 import base64
 import json
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ ATTEMPTS = 3
 """Tries of one request inside botocore. A dead server costs some 10 s at most, then a step's own retry takes over."""
 
 STREAM_BYTES = 1 * MIB
+
+
+BUCKET = "headway"
 
 
 class S3Connection(Value):
@@ -185,3 +189,21 @@ def parse_json(body: bytes, uri: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise IntegrityError(f"{uri} holds a {type(value).__name__} where a JSON object belongs", uri=uri)
     return value
+
+
+class OwnBucket:
+    """What the store, the lease and the ledger share: headway's own bucket and a client of it, made on first use.
+
+    Args:
+        connection: Where, and as whom.
+        bucket: Name of the bucket.
+    """
+
+    def __init__(self, connection: S3Connection, bucket: str = BUCKET) -> None:
+        self._connection = connection
+        self._bucket = bucket
+
+    @cached_property
+    def client(self) -> S3Client:
+        """The S3 client."""
+        return S3Client(self._connection)

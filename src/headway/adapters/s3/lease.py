@@ -6,34 +6,19 @@ A number is claimed by exactly one writer, and numbers only grow, so the number 
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from functools import cached_property
 from typing import Any
 
-from headway.adapters.s3.client import S3Client, S3Connection, join
+from headway.adapters.s3.client import OwnBucket, join
 from headway.domain.value import canonical_json, slug
 from headway.errors import BackendError, Conflict, NotFound
 from headway.ports import LeaseGrant
 
-BUCKET = "headway"
 KEPT = 3
 """Newest numbers of a lease that stay, for a person who looks; older ones go."""
 
 
-class S3Lease:
-    """One holder at a time, however many processes ask.
-
-    Args:
-        connection: Where, and as whom.
-        bucket: headway's own bucket.
-    """
-
-    def __init__(self, connection: S3Connection, bucket: str = BUCKET) -> None:
-        self._connection = connection
-        self._bucket = bucket
-
-    @cached_property
-    def _client(self) -> S3Client:
-        return S3Client(self._connection)
+class S3Lease(OwnBucket):
+    """One holder at a time, however many processes ask."""
 
     def acquire(self, key: str, holder: str, ttl_s: float, now: datetime) -> LeaseGrant:
         """Take the lease, or take it again for the same holder. Raises Conflict that names the holder."""
@@ -74,11 +59,11 @@ class S3Lease:
         body = {"key": grant.key, "expires_at": grant.expires_at.isoformat(), **note}
         uri = self._uri(grant.key, grant.fencing)
         try:
-            self._client.put(uri, canonical_json(body), if_absent=True)
+            self.client.put(uri, canonical_json(body), if_absent=True)
         except Conflict as error:
             raise self._overtaken(grant, now) from error
         if self._numbers(grant.key)[-1:] != [grant.fencing]:
-            self._client.delete(uri)
+            self.client.delete(uri)
             raise self._overtaken(grant, now)
 
     def _overtaken(self, grant: LeaseGrant, now: datetime) -> Conflict:
@@ -89,7 +74,7 @@ class S3Lease:
 
     def _in_force(self, key: str, number: int, now: datetime) -> LeaseGrant | None:
         """Return the grant of a number if it still counts."""
-        note = self._client.read_json(self._uri(key, number)) if number else None
+        note = self.client.read_json(self._uri(key, number)) if number else None
         if note is None or note["released"]:
             return None
         expires_at = datetime.fromisoformat(str(note["expires_at"]))
@@ -99,12 +84,12 @@ class S3Lease:
         """Delete old numbers. They count for nothing, so a failure here must not fail the lease."""
         for number in numbers[: -KEPT + 1]:
             try:
-                self._client.delete(self._uri(key, number))
+                self.client.delete(self._uri(key, number))
             except (BackendError, NotFound):
                 return
 
     def _numbers(self, key: str) -> list[int]:
-        names = (item.uri.rsplit("/", 1)[1] for item in self._client.list(join(self._bucket, f"leases/{slug(key)}/")))
+        names = (item.uri.rsplit("/", 1)[1] for item in self.client.list(join(self._bucket, f"leases/{slug(key)}/")))
         return sorted(int(name[:12]) for name in names if len(name) == 17 and name[:12].isdigit())
 
     def _uri(self, key: str, number: int) -> str:

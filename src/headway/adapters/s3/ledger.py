@@ -1,45 +1,29 @@
 """Records in S3: put if absent, never edited."""
 
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from typing import Any
 
-from headway.adapters.s3.client import S3Client, S3Connection, join, parse_json
+from headway.adapters.s3.client import OwnBucket, join, parse_json
 from headway.domain.value import canonical_json
 from headway.errors import ConfigError
 
-BUCKET = "headway"
 
-
-class S3Ledger:
-    """Records by key.
-
-    Args:
-        connection: Where, and as whom.
-        bucket: headway's own bucket.
-    """
-
-    def __init__(self, connection: S3Connection, bucket: str = BUCKET) -> None:
-        self._connection = connection
-        self._bucket = bucket
-
-    @cached_property
-    def _client(self) -> S3Client:
-        return S3Client(self._connection)
+class S3Ledger(OwnBucket):
+    """Records by key."""
 
     def append(self, key: str, record: Mapping[str, Any]) -> Mapping[str, Any]:
         """Keep the record if the key is free; return the record that is kept (the first one wins)."""
         uri = self._uri(key)
-        return parse_json(self._client.keep(uri, canonical_json(dict(record))), uri)
+        return parse_json(self.client.keep(uri, canonical_json(dict(record))), uri)
 
     def read(self, key: str) -> Mapping[str, Any] | None:
         """Return the record, none if absent."""
-        return self._client.read_json(self._uri(key))
+        return self.client.read_json(self._uri(key))
 
     def list(self, prefix: str) -> Iterator[str]:
         """Yield the keys below a prefix, sorted."""
         root = join(self._bucket, "")
-        yield from sorted(item.uri.removeprefix(root) for item in self._client.list(root + prefix))
+        yield from sorted(item.uri.removeprefix(root) for item in self.client.list(root + prefix))
 
     def _uri(self, key: str) -> str:
         parts = key.split("/")

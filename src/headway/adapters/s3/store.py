@@ -2,36 +2,19 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 from pydantic import ValidationError
 
-from headway.adapters.s3.client import S3Client, S3Connection, join
+from headway.adapters.s3.client import OwnBucket, join
 from headway.domain.value import canonical_json, digest
 from headway.domain.weights import Manifest
 from headway.errors import IntegrityError, NotFound
 from headway.ports import StoredObject
 
-BUCKET = "headway"
 
-
-class S3WeightStore:
-    """The object store as steps see it.
-
-    Args:
-        connection: Where, and as whom.
-        bucket: headway's own bucket.
-    """
-
-    def __init__(self, connection: S3Connection, bucket: str = BUCKET) -> None:
-        self._connection = connection
-        self._bucket = bucket
-
-    @cached_property
-    def client(self) -> S3Client:
-        """The S3 client, made on first use."""
-        return S3Client(self._connection)
+class S3WeightStore(OwnBucket):
+    """The object store as steps see it."""
 
     def list(self, uri: str) -> Sequence[StoredObject]:
         """Return the objects below an address, sorted; markers of folders are left out."""
