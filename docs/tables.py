@@ -30,7 +30,15 @@ DOCS = Path(__file__).parent
 UNITS = {"_s": "seconds", "_ms": "milliseconds", "_pct": "percent", "_gib": "GiB", "_days": "days", "_bytes": "bytes"}
 """Suffix of a key to its unit; the longest that fits counts."""
 
-DIGESTS = {"engine": "cluster", "hardware": "cluster", "serving_image": "cluster", "weights.schemes": "artifact"}
+DIGESTS = {
+    "engine": "cluster",
+    "hardware": "cluster",
+    "serving_image": "cluster",
+    "weights.schemes": "artifact",
+    "weights.group_size": "artifact",
+    "weights.kv_cache_scales": "artifact",
+    "weights.calibration": "artifact",
+}
 """Which digest a key, or all keys below it, goes into; any other applies in place or to the next release."""
 
 LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "min_length": "at least"}
@@ -49,8 +57,20 @@ PROFILE_NOTES = {
     "engine.max_logprobs": "most log-probabilities a request may ask for; the quality gate needs 20",
     "engine.kv_cache_gib": "KV cache of a replica on `cpu`; elsewhere vLLM takes what is left",
     "weights.schemes": "schemes in order of preference; the first that fits the hardware is taken",
-    "weights.signer": "public key file whose signature the source must carry; none: unsigned is allowed",
-    "quality.max_ppl_ratio": "perplexity as served over its source's; 1.05 suits 8 bit, 1.10 suits 4 bit",
+    "weights.choose": "`first` that fits the hardware, or `race`: the fewest bytes that pass the quality gate",
+    "weights.group_size": "weights that share a scale in the 4 bit schemes: 32, 64 or 128",
+    "weights.kv_cache_scales": "whether scales of an FP8 KV cache are calibrated and stored with the weights",
+    "weights.calibration.uri": "`s3://` address of JSON lines with calibration texts; none: those of headway",
+    "weights.calibration.samples": "rows that are used, from the first on",
+    "weights.calibration.max_tokens": "tokens of a row that are used",
+    "weights.calibration.languages": "least share of the rows by their `language`; empty: not checked",
+    "weights.signer.public_key": "PEM file of the key that must have signed the source, relative to `profiles/`",
+    "weights.signer.certificate_chain": "PEM files of trusted root certificates, instead of a key",
+    "weights.signer.required": "whether an unsigned source is refused; a wrong signature always is",
+    "weights.chat_template_sha256": "the one chat template that may serve; none: any that passes the rules",
+    "quality.max_ppl_ratio": "perplexity as served over its source's; none: 1.05 from 8 bit on, 1.10 for 4 bit",
+    "quality.max_kl": "mean divergence from the source in nats a token; none: 0.05 and 0.10 likewise",
+    "quality.min_top1": "share of tokens whose first choice is the source's; none: shown, not judged",
     "quality.max_stable_ppl_ratio": "perplexity of the source over that of stable's source",
     "quality.max_ppl": "absolute limit of the source's perplexity on the fixed texts",
     "serving_image": "image by digest; none on the embedded stack, where the serving lock takes its place",
@@ -107,8 +127,10 @@ def keys(model: type[BaseModel], prefix: str = "") -> Iterator[Key]:
     """Yield every key that holds a value, in the order of the model."""
     for name, field in model.model_fields.items():
         path = f"{prefix}{name}"
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from keys(field.annotation, f"{path}.")
+        kinds = [kind for kind in (field.annotation, *get_args(field.annotation)) if isinstance(kind, type)]
+        below = next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
+        if below is not None:
+            yield from keys(below, f"{path}.")
         else:
             yield Key(path, field)
 
@@ -246,6 +268,8 @@ def _yaml(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return f"[{', '.join(_yaml(v) for v in value)}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {_yaml(v)}" for name, v in value.items()) + "}"
     return str(value) if value != "" else '""'
 
 
@@ -265,6 +289,8 @@ def _named(annotation: Any) -> str:
         return "one of " + ", ".join(f"`{value}`" for value in arguments)
     if origin in (Union, UnionType):
         return " or ".join(_named(argument) for argument in arguments)
+    if origin is dict:
+        return f"{_named(arguments[1])} by {_named(arguments[0])}"
     if origin is tuple:
         return "list of schemes" if get_origin(arguments[0]) is Literal else f"list of {_named(arguments[0])}s"
     names = {bool: "`true` or `false`", int: "whole number", float: "number", str: "text", type(None): "none"}

@@ -69,7 +69,7 @@ def test_what_would_fit_fits() -> None:
         ({"engine": {"max_model_len": 9000}}, "9000.*8192 positions"),
         ({"engine": {"kv_cache_dtype": "fp8"}}, "kv_cache_dtype fp8"),
         ({"engine": {"max_model_len": 8192, "kv_cache_gib": 0.1}}, "kv_cache_gib. is 0.1.*360.0 MiB|180.0 MiB"),
-        ({"weights": {"schemes": ["w4a16-awq", "nvfp4"]}}, "none of the schemes w4a16-awq, nvfp4"),
+        ({"weights": {"schemes": ["nvfp4", "fp8-block"]}}, "none of the schemes nvfp4, fp8-block"),
     ],
 )
 def test_what_no_machine_can_do_is_a_config_error(changes: dict[str, object], message: str) -> None:

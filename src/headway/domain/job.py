@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from headway.domain.value import Value
 
-Program = Literal["quantize", "stage", "bench"]
+Program = Literal["quantize", "quality", "stage", "bench"]
 Environment = Literal["quantize", "serve", "airflow"]
 JobPhase = Literal["absent", "running", "succeeded", "retryable", "failed"]
 

@@ -41,6 +41,8 @@ class Selection(Value):
     files: tuple[SourceFile, ...]
     selected_by: str
     """`alias champion` or `version 3`, for the report."""
+    signature: SourceFile | None = None
+    """The model's detached signature (`model.sig`), if it lies beside the files. It names no content of its own."""
 
     @property
     def source_digest(self) -> str:
@@ -51,6 +53,14 @@ class Selection(Value):
     def size_bytes(self) -> int:
         """Sum of the files."""
         return sum(f.size_bytes for f in self.files)
+
+
+class LinearShape(Value):
+    """The matrices of one name in all layers, such as `down_proj`."""
+
+    name: str
+    out_features: int
+    in_features: int
 
 
 class ModelShape(Value):
@@ -71,3 +81,5 @@ class ModelShape(Value):
     dtype: str
     """The dtype that most weights have, in safetensors' spelling (`BF16`)."""
     weights_bytes: int
+    linears: tuple[LinearShape, ...] = ()
+    """Each shape of a Linear that a scheme may shrink, once; groups and kernels must fit it."""

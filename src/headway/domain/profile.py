@@ -35,19 +35,67 @@ class Engine(Value):
     """KV cache of a replica on CPU (`VLLM_CPU_KVCACHE_SPACE`); on accelerators vLLM takes what is left."""
 
 
+class Calibration(Value):
+    """Texts on which schemes that need activations are calibrated. Part of the artifact's digest."""
+
+    uri: str | None = None
+    """`s3://bucket/key` of JSON lines with a `text` (or chat `messages`) each; none: the texts that headway brings."""
+    samples: int = Field(default=256, ge=1, le=4096)
+    """Rows that are used, from the first on."""
+    max_tokens: int = Field(default=512, ge=16, le=8192)
+    """Tokens of a row that are used."""
+    languages: dict[str, float] = {}
+    """Least share of the rows by their `language`, such as `{de: 0.3}`; empty: not checked."""
+
+
+class Signer(Value):
+    """Who must have signed a model (the signatures of the OpenSSF's model-signing)."""
+
+    public_key: str | None = None
+    """PEM file of an elliptic-curve public key, relative to the folder of the profiles."""
+    certificate_chain: tuple[str, ...] = ()
+    """PEM files of trusted root certificates, instead of a key."""
+    required: bool = True
+    """Whether an unsigned source is refused; a wrong signature always is."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        return {"public_key": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one(self) -> "Signer":
+        if (self.public_key is None) == (not self.certificate_chain):
+            raise ValueError("weights.signer needs a `public_key` or a `certificate_chain`, and not both")
+        return self
+
+
 class Weights(Value):
     """How weights may be quantized, in order of preference, and who must have signed them."""
 
     schemes: tuple[Scheme, ...] = ("none",)
-    signer: str | None = None
-    """Public key file (relative to the profile) whose signature the source must carry; none: unsigned is allowed."""
+    choose: Literal["first", "race"] = "first"
+    """`first`: the first scheme that fits the hardware. `race`: the fewest bytes that pass the quality gate."""
+    group_size: Literal[32, 64, 128] = 128
+    """Weights that share a scale in the 4 bit schemes."""
+    kv_cache_scales: bool = False
+    """Whether scales of an FP8 KV cache are calibrated and stored; `engine.kv_cache_dtype: fp8` uses 1.0 otherwise."""
+    calibration: Calibration = Calibration()
+    signer: Signer | None = None
+    """Whose signature the source must carry; none: it is not looked at. A text is short for a `public_key`."""
+    chat_template_sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+    """The one chat template that may serve, by the sha256 in the report; none: any that passes the rules."""
 
 
 class Quality(Value):
     """Limits of the quality gate (design rule 13.6)."""
 
-    max_ppl_ratio: float = Field(default=1.05, gt=1)
-    """Served perplexity of the artifact over its source's. 1.05 suits 8 bit, 1.10 suits 4 bit."""
+    max_ppl_ratio: float | None = Field(default=None, gt=1)
+    """Served perplexity of the artifact over its source's; none: 1.05 from 8 bit on, 1.10 for 4 bit."""
+    max_kl: float | None = Field(default=None, gt=0)
+    """Mean divergence (nats a token) of the served distribution from the source's; none: 0.05 and 0.10 likewise."""
+    min_top1: float | None = Field(default=None, gt=0, le=1)
+    """Share of the tokens on which the served model's first choice is the source's; none: shown, not judged."""
     max_stable_ppl_ratio: float = Field(default=1.10, gt=1)
     """Perplexity of the source over that of stable's source: a model broken before quantizing fails here."""
     max_ppl: float = Field(default=200.0, gt=1)

@@ -17,6 +17,8 @@ class QuantizeJob(Value):
     source_digest: str
     files: tuple[SourceFile, ...]
     recipe: Recipe
+    calibration_uri: str | None = None
+    """`s3://` address of the calibration texts that `recipe.calibration_digest` names; none: those of headway."""
     artifact_digest: str
     artifact_uri: str
     """Where the artifact's files go: an `s3://` address that ends in a slash."""
@@ -46,22 +48,37 @@ class QuantizeResult(Value):
 
 
 class StageJob(Value):
-    """Bring an artifact to this node."""
+    """Bring an artifact to this node, or look after what lies there."""
 
-    artifact_digest: str
+    mode: Literal["stage", "scrub"] = "stage"
+    """`scrub`: hash again what is on the disk, and repair what differs; `artifact_digest` empty means everything."""
+    artifact_digest: str = ""
     artifact_uri: str
+    """Where the artifact is, an `s3://` address that ends in a slash; for a scrub the address of all artifacts."""
     dest_root: str
     """Directory below which artifacts lie, each in a directory named by its digest."""
+    pins: tuple[str, ...] = ()
+    """Digests of artifacts that must not be evicted: those that serve, asked for, or were served before."""
+    high_pct: float = Field(default=85, gt=0, le=100)
+    """Use of the file system above which the least recently used artifacts are evicted ..."""
+    low_pct: float = Field(default=70, gt=0, le=100)
+    """... until its use is below this."""
 
 
 class StageResult(Value):
     """What the stage program did."""
 
-    outcome: Literal["staged", "hit"]
+    outcome: Literal["staged", "hit", "scrubbed"]
     """`hit`: another run had staged it."""
     path: str
     artifact_digest: str
     size_bytes: int
     resumed_bytes: int = 0
     """Bytes that an earlier, ended run had left and that proved right."""
+    shared_bytes: int = 0
+    """Bytes that the node had already, as files of other artifacts."""
+    evicted: tuple[str, ...] = ()
+    """Digests of artifacts that made room."""
+    damaged: tuple[str, ...] = ()
+    """Files whose bytes had changed on the disk, as `digest/name`; they were fetched again."""
     seconds: float

@@ -26,7 +26,19 @@ BITS_PER_WEIGHT: dict[str, float] = {
 """Bits of a Linear weight with its scales; 4.25 is 4 bits and an fp16 scale for each group of 64."""
 
 
-BUILDABLE: frozenset[Scheme] = frozenset({"none", "fp8-dynamic"})
+UNTRIED: dict[Scheme, str] = {
+    "nvfp4": "its kernels need compute capability 10.0, and it was never tried on a device that has them",
+    "fp8-block": "its CPU kernel needs AMX and its GPU kernels 9.0, and it was tried on neither",
+}
+"""Schemes with a name that are refused, and why."""
+
+CALIBRATED: frozenset[Scheme] = frozenset({"fp8", "w8a8", "w4a16-gptq", "w4a16-awq"})
+"""Schemes that look at activations, so that their result depends on the calibration texts."""
+
+GROUPED: frozenset[Scheme] = frozenset({"w4a16-gptq", "w4a16-awq"})
+"""Schemes with a scale for each group of weights."""
+
+BUILDABLE: frozenset[Scheme] = frozenset({"none", "fp8-dynamic", *CALIBRATED})
 """Schemes that this version builds; the plan refuses the others by name."""
 
 
@@ -67,6 +79,14 @@ class Recipe(Value):
     revision: int = 1
     """Raised when headway changes how it applies the scheme, so that old and new results differ in name."""
     calibration_digest: str | None = None
+    """sha256 of the calibration texts' file; none for a scheme that needs none."""
+    calibration_samples: int | None = None
+    calibration_tokens: int | None = None
+    """Rows of that file, and tokens of a row, that are used."""
+    group_size: int | None = None
+    """Weights that share a scale, for the schemes that have groups."""
+    kv_cache_scales: bool = False
+    """Whether scales of an FP8 KV cache are calibrated too."""
     ignore: tuple[str, ...] = (
         "lm_head",
         "re:.*mlp.gate$",
@@ -83,5 +103,10 @@ class Recipe(Value):
 
 
 def artifact_digest(source_digest: str, recipe: Recipe) -> str:
-    """Name an artifact by what it is made from (design rule 13.1): source, recipe and calibration."""
-    return digest({"source": source_digest, "recipe": recipe.to_json()})
+    """Name an artifact by what it is made from (design rule 13.1): source, recipe and calibration.
+
+    Fields that came to the recipe later count only where they are used: a new headway alone changes no name.
+    """
+    later = {"calibration_samples", "calibration_tokens", "group_size", "kv_cache_scales"}
+    told = {name: value for name, value in recipe.to_json().items() if value or name not in later}
+    return digest({"source": source_digest, "recipe": told})

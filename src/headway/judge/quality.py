@@ -27,7 +27,7 @@ def served_check(
         why_missing: Why `served` is none, in words.
     """
     name = "served perplexity against source"
-    limit = quality.max_ppl_ratio
+    limit = quality.max_ppl_ratio or 1.05
     if served is None:
         sentence = f"the served perplexity could not be measured: {why_missing or 'no answer'}"
         return Check(name=name, measured=None, limit=limit, passed=False, sentence=sentence)

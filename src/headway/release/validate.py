@@ -180,6 +180,7 @@ class _Files:
             linear_parameters=sum(t.items for t in tensors if len(t.shape) in (2, 3) and not NOT_LINEAR.search(t.name)),
             dtype=items.most_common(1)[0][0] if items else "BF16",
             weights_bytes=sum(self._files[path].size_bytes for path in self.headers),
+            linears=(),
             **found,
         )
 

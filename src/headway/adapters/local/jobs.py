@@ -24,7 +24,7 @@ from headway.adapters.local.processes import Supervisor, end_strays
 from headway.domain.job import EXIT_DONE, EXIT_RETRY, Job, JobStatus, Program
 from headway.errors import NotFound
 
-ROLES: Mapping[Program, S3Role] = {"quantize": "quantize", "stage": "stage", "bench": "headway"}
+ROLES: Mapping[Program, S3Role] = {"quantize": "quantize", "quality": "quantize", "stage": "stage", "bench": "headway"}
 """The S3 identity of each program: the least that it needs."""
 
 STOP_WAIT_S = 20
