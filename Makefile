@@ -1,10 +1,10 @@
 # Everything that is done with headway, as verbs. `make` alone lists them.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup up down demo doctor check test test-all docs clean
+.PHONY: help setup up down demo doctor check test test-all bench-staging bench-schemes docs clean
 
 help:  ## List the verbs
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/|/' | awk -F'|' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/|/' | awk -F'|' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 setup:  ## Build the environments from local/locks (about 10 minutes and 10 GiB once, in ~/.cache/headway)
 	@local/setup.sh
@@ -28,6 +28,13 @@ test: setup  ## Everything that passes on this machine, the demo included
 	@local/test.sh
 
 test-all: test  ## The same; tests that need a GPU or a cluster say so and skip
+
+bench-staging:  ## Staging against curl, s5cmd, boto3, huggingface_hub and Run:ai's streamer (6 minutes, 10 GiB of disk)
+	@local/setup.sh bench
+	@PYTHONPATH=src:. "$$(local/env_path bench)/bin/python" -m benchmarks.staging
+
+bench-schemes: setup  ## Every scheme and damaged copies on one small model: cost, answers, verdict (about 20 minutes)
+	@PYTHONPATH=src:. "$$(local/env_path airflow)/bin/python" -m benchmarks.schemes
 
 docs: setup  ## Build the documentation into site/
 	@local/docs.sh

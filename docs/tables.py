@@ -21,8 +21,8 @@ from headway import errors
 from headway.adapters.local.layout import LocalLayout
 from headway.domain.hardware import ACCELERATORS
 from headway.domain.profile import Profile
-from headway.domain.weights import BITS_PER_WEIGHT, BUILDABLE
-from headway.release.plan import MIN_CAPABILITY
+from headway.domain.serving import SERVES, SHAPE_RULES, Serves, bits_per_weight
+from headway.domain.weights import BUILDABLE, GROUPED
 from headway.settings import Settings
 from headway.units import format_bytes
 
@@ -73,6 +73,18 @@ PROFILE_NOTES = {
     "quality.min_top1": "share of tokens whose first choice is the source's; none: shown, not judged",
     "quality.max_stable_ppl_ratio": "perplexity of the source over that of stable's source",
     "quality.max_ppl": "absolute limit of the source's perplexity on the fixed texts",
+    "quality.tasks.names": "tasks or groups of lm-evaluation-harness, see [Tasks](tasks.md)",
+    "quality.tasks.include_uri": "`s3://` address of a tar file, or a prefix, with task files and their data",
+    "quality.tasks.include_sha256": "digest of those files as the result shows it; none: whatever lies there",
+    "quality.tasks.metrics": "metric by task; otherwise `acc_norm`, `acc`, `exact_match` or the task's first one",
+    "quality.tasks.limit": "samples of a task, from the first on; none: all",
+    "quality.tasks.num_fewshot": "solved examples before each question; none: as the task says",
+    "quality.tasks.chat": "whether the chat endpoint is asked; multiple choice cannot",
+    "quality.tasks.concurrency": "requests in flight, on one side at a time",
+    "quality.tasks.min_recovery": "score over stable's, mean of the tasks; none: 0.99 from 8 bit on, 0.98 for 4 bit",
+    "quality.tasks.min_task_recovery": "the same for each single task; none: shown, not judged",
+    "quality.tasks.min_score": "least score by task, absolute; the only limit of a first release",
+    "quality.tasks.deadline_s": "after this the step fails and stable stays",
     "serving_image": "image by digest; none on the embedded stack, where the serving lock takes its place",
     "replicas.min": "replicas that are always up",
     "replicas.max": "most replicas",
@@ -154,13 +166,30 @@ def accelerator_table() -> str:
 
 
 def scheme_table() -> str:
-    """Return the table of schemes."""
-    rows = []
-    for scheme, bits in BITS_PER_WEIGHT.items():
-        least = MIN_CAPABILITY.get(scheme)
-        built = "yes" if scheme in BUILDABLE else "no: refused by name"
-        rows.append((f"`{scheme}`", f"{bits:g}", "-" if least is None else f"{least:g}" if least else "any", built))
-    return table(("scheme", "bits a Linear weight", "least compute capability", "built by this version"), rows)
+    """Return the table of what serves where."""
+    rows = [
+        (
+            f"`{row.scheme}`",
+            _bits(row),
+            _capabilities(row),
+            _native(row),
+            "yes" if row.cpu else "no",
+            "yes" if row.scheme in BUILDABLE else "no: refused by name",
+        )
+        for row in SERVES.values()
+    ]
+    return table(("scheme", "bits a Linear weight", "compute capability", "native", "CPU", "built"), rows)
+
+
+def scheme_source_table() -> str:
+    """Return the table of how we know what serves where."""
+    rows = [(f"`{row.scheme}`", row.gpu_source, row.cpu_source) for row in SERVES.values()]
+    return table(("scheme", "accelerators: by source", "CPU"), rows)
+
+
+def shape_table() -> str:
+    """Return the table of what shapes and types must be."""
+    return table(("what must be", "where", "source"), SHAPE_RULES)
 
 
 def port_table() -> str:
@@ -214,6 +243,8 @@ TABLES: dict[str, tuple[str, Callable[[], str]]] = {
     "profile": ("profiles.md", profile_table),
     "accelerators": ("profiles.md", accelerator_table),
     "schemes": ("profiles.md", scheme_table),
+    "scheme-sources": ("profiles.md", scheme_source_table),
+    "scheme-shapes": ("profiles.md", shape_table),
     "ports": ("architecture.md", port_table),
     "settings": ("settings.md", settings_table),
     "errors": ("errors.md", error_tree),
@@ -242,6 +273,24 @@ def main(arguments: list[str]) -> int:
                 path.write_text(new)
     sys.stdout.write("\n".join([*old, "" if old else "all tables are as the code says\n"]))
     return 1 if old and "--check" in arguments else 0
+
+
+def _bits(row: Serves) -> str:
+    if row.scheme not in GROUPED:
+        return f"{bits_per_weight(row.scheme, None):g}"
+    return ", ".join(f"{bits_per_weight(row.scheme, size):g} (groups of {size})" for size in (32, 64, 128))
+
+
+def _capabilities(row: Serves) -> str:
+    if not row.least:
+        return "any"
+    return f"{row.least:.1f} and up" if row.below is None else f"{row.least:.1f} to below {row.below:.1f}"
+
+
+def _native(row: Serves) -> str:
+    if row.scheme == "none":
+        return "yes"
+    return "weights only" if row.native is None else f"from {row.native:.1f}"
 
 
 def _unit(path: str) -> str:

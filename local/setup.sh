@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Builds what headway runs on: uv, and four virtual environments named by their lock files.
+# Builds what headway runs on: uv, and virtual environments named by their lock files.
 #   HEADWAY_CACHE/uv/<lock>/            the installer
-#   HEADWAY_CACHE/envs/<name>-<lock>/   airflow, serve, quantize, tools
+#   HEADWAY_CACHE/envs/<name>-<lock>/   airflow, serve, quantize, tools; only by name: bench (peers of the
+#                                       benchmarks), tasks (lm-evaluation-harness)
 # An environment that has its `.complete` mark is never touched again; one without it is built anew.
 #
-# usage: local/setup.sh [NAME...]       all four without a name
+# usage: local/setup.sh [NAME...]       the four that headway runs on without a name
 set -euo pipefail
 
 checkout=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)
@@ -15,7 +16,7 @@ names=("$@")
 attempts=3
 
 # GiB on disk while it is built, packages on their way included.
-declare -A room_gib=([airflow]=3 [serve]=4 [quantize]=8 [tools]=1)
+declare -A room_gib=([airflow]=3 [serve]=4 [quantize]=8 [tools]=1 [bench]=8 [tasks]=3)
 
 fail() { echo "setup: $*" >&2; exit 1; }
 digest() { sha256sum "$1" | cut -c1-12; }
@@ -25,7 +26,7 @@ if [[ -n ${HEADWAY_ENVS_DIR:-} ]]; then
   exit 0
 fi
 for name in "${names[@]}"; do
-  [[ -e ${locks}/${name}.lock ]] || fail "there is no environment ${name}; there are airflow, serve, quantize, tools"
+  [[ -e ${locks}/${name}.lock ]] || fail "there is no environment ${name}; there are airflow, serve, quantize, tools, bench, tasks"
 done
 [[ $(uname -s)-$(uname -m) == Linux-x86_64 ]] || fail "the lock files are for Linux on x86-64, this is $(uname -sm)"
 

@@ -26,7 +26,7 @@ from headway.domain.release import (
 )
 from headway.domain.value import Value, slug
 from headway.errors import ConfigError, DeadlineExceeded, HeadwayError, IntegrityError
-from headway.release.recall import DONE, error_key
+from headway.release.recall import DONE, error_key, in_force
 from operators.errors import translated
 from operators.hook import HeadwayHook
 from operators.lease import TTL_S, keep_lease
@@ -64,11 +64,12 @@ class OpenRelease:
 
     @cached_property
     def plan(self) -> ReleasePlan:
-        """The frozen plan. Raises IntegrityError if the step `plan` left none."""
+        """The frozen plan, after a race the winner's. Raises IntegrityError if the step `plan` left none."""
         plan = self.recall("plan", ReleasePlan)
         if plan is None:
             raise IntegrityError(f"release {self.release} has no plan; start a new release instead of clearing tasks")
-        return plan
+        record = self.backend.ledger.read(self.key("quantize")) if plan.contenders else None
+        return in_force(plan, record["detail"] if record else None)
 
     @property
     def sure_ref(self) -> ReleaseRef:

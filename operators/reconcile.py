@@ -18,11 +18,12 @@ from headway.errors import (
     NotFound,
     PlanInfeasible,
 )
-from headway.release import plan, recall, reconcile, select, validate
+from headway.release import calibration, plan, recall, reconcile, select, validate
 from operators.base import RETRIES, RETRY_DELAY
 from operators.errors import translated
 from operators.hook import HeadwayHook
 from operators.lease import holder_of
+from operators.release import won
 from operators.select import ALIAS_RECORD
 
 if TYPE_CHECKING:
@@ -133,12 +134,18 @@ def _cluster_digest(backend: "Backend", profile: Profile, version: ModelVersion)
     try:
         chosen = select.run(profile.model, backend.registry, backend.weights, version=version.version)
         refused = f"source:{chosen.source_digest}"
-        checked = validate.run(chosen, backend.weights)
-        image = backend.serving_image(profile)
-        made = plan.make(profile, chosen, checked, serving_image=image, model_root=backend.model_root)
+        checked = validate.run(chosen, backend.weights, profile.weights, backend.signatures)
+        made = plan.make(
+            profile,
+            chosen,
+            checked,
+            serving_image=backend.serving_image(profile),
+            model_root=backend.model_root,
+            calibration_digest=calibration.run(profile, backend.weights, backend.checks),
+        )
     except (ModelRejected, PlanInfeasible, ConfigError, IntegrityError):
         return refused
-    return made.cluster_digest
+    return won(backend, made).cluster_digest
 
 
 def _releases(backend: "Backend", model: str) -> set[str]:

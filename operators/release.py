@@ -1,22 +1,27 @@
 """The steps of a release as tasks. Each says what it does; how is in `headway.release`."""
 
-from collections.abc import Collection
-from typing import Any, ClassVar
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk.exceptions import AirflowSkipException
 from airflow.sdk.timezone import utcnow
 from airflow.triggers.base import BaseTrigger
 
+from headway.domain.job import JobStatus
 from headway.domain.model import Selection
-from headway.domain.release import Reference, ReleasePlan, record_key
+from headway.domain.release import Check, Reference, ReleasePlan, Verdict, record_key
+from headway.domain.task_jobs import job_name
 from headway.domain.value import slug
 from headway.errors import CanaryFailed, IntegrityError
-from headway.release import canary, plan, quantize, rollout, shift, stage, validate
+from headway.release import calibration, canary, plan, quality, quantize, recall, rollout, shift, stage, tasks, validate
 from operators.approve import ApproveOperator
 from operators.base import OpenRelease, ReleaseOperator, WaitingOperator
 from operators.record import RecordOperator
 from operators.select import SelectOperator
 from operators.triggers import ClusterTrigger, JobTrigger, ShiftTrigger
+
+if TYPE_CHECKING:
+    from operators.hook import Backend
 
 __all__ = [
     "ApproveOperator",
@@ -61,7 +66,8 @@ class PlanOperator(ReleaseOperator):
             if selection is None:
                 raise IntegrityError(f"release {release.release} selected nothing; start a new release")
             profile = backend.profile(release.model)
-            checked = release.keep(validate.run(selection, backend.weights), "validate")
+            validated = validate.run(selection, backend.weights, profile.weights, backend.signatures)
+            checked = release.keep(validated, "validate")
             made = release.keep(
                 plan.make(
                     profile,
@@ -70,16 +76,23 @@ class PlanOperator(ReleaseOperator):
                     serving_image=backend.serving_image(profile),
                     model_root=backend.model_root,
                     scheme=None if self.scheme in ("", PROFILE_SCHEME) else self.scheme,  # type: ignore[arg-type]
+                    calibration_digest=calibration.run(profile, backend.weights, backend.checks),
                 )
             )
         self._skip_what_serves(release, made)
 
     def _skip_what_serves(self, release: OpenRelease, made: ReleasePlan) -> None:
         stable = release.backend.traffic.route(release.model).stable
-        if stable is None or stable.cluster_digest != made.cluster_digest:
+        if stable is None or stable.cluster_digest != won(release.backend, made).cluster_digest:
             return
         if release.backend.clusters.status(stable.cluster).phase in ("starting", "ready"):
             raise AirflowSkipException(f"{stable.cluster} has all the traffic and is what this release would make")
+
+
+def won(backend: "Backend", made: ReleasePlan) -> ReleasePlan:
+    """Return the plan of a race that was run before, with the same contenders and limits; otherwise the plan itself."""
+    known = backend.ledger.read(quantize.race_key(made)) if made.contenders else None
+    return recall.in_force(made, known)
 
 
 class JobOperator(WaitingOperator):
@@ -110,7 +123,7 @@ class JobOperator(WaitingOperator):
 
 def own_reference(release: OpenRelease) -> Reference | None:
     """Return the figures of the release's own source, which the step quantize made sure of."""
-    return quantize.reference(release.plan.selection.source_digest, release.backend.weights)
+    return quality.reference(release.plan.selection.source_digest, release.backend.weights)
 
 
 def stable_reference(release: OpenRelease) -> Reference | None:
@@ -122,24 +135,41 @@ def stable_reference(release: OpenRelease) -> Reference | None:
     if record is None:
         return None
     source = Selection.model_validate(record["detail"]).source_digest
-    return quantize.reference(source, release.backend.weights)
+    return quality.reference(source, release.backend.weights)
 
 
 class QuantizeOperator(JobOperator):
-    """Makes the artifact, or finds it, and puts its quality to the gate."""
+    """Makes the artifact, or finds it, and puts its quality to the gate; in a race one scheme after another."""
 
     step = "quantize"
     job_deadline = "quantize_s"
 
     def begin(self, release: OpenRelease) -> str:
-        """Start the job, or adopt it."""
-        stable = stable_reference(release)
-        return quantize.begin(release.plan, release.backend.jobs, release.backend.weights, stable).name
+        """Start the first job that is due, or adopt it; one that failed in an earlier try starts anew."""
+        return self._advance(release, again=True).name
+
+    def ended(self, release: OpenRelease, subject: str) -> bool:
+        """Go on to the next job when one has ended."""
+        return self._advance(release).ended
+
+    def abandon(self, release: OpenRelease, subject: str) -> str:
+        """Cancel the job that is at work now."""
+        return super().abandon(release, self._advance(release).name)
+
+    def trigger(self, release: OpenRelease, subject: str, **common: Any) -> BaseTrigger:
+        """Watch the job that is at work now."""
+        return super().trigger(release, self._advance(release).name, **common)
 
     def finish(self, release: OpenRelease, subject: str) -> None:
-        """Check the artifact and its quality."""
-        stable = stable_reference(release)
-        release.keep(quantize.finish(release.plan, release.backend.jobs, release.backend.weights, stable))
+        """Check the artifact and its quality; remember who won a race."""
+        backend, made = release.backend, release.plan
+        outcome = release.keep(quantize.finish(made, backend.jobs, backend.weights, stable_reference(release)))
+        if made.contenders:
+            backend.ledger.append(quantize.race_key(made), {"scheme": outcome.scheme, "release": release.release})
+
+    def _advance(self, release: OpenRelease, *, again: bool = False) -> JobStatus:
+        backend = release.backend
+        return quantize.advance(release.plan, backend.jobs, backend.weights, stable_reference(release), again=again)
 
 
 class StageOperator(JobOperator):
@@ -150,7 +180,9 @@ class StageOperator(JobOperator):
 
     def begin(self, release: OpenRelease) -> str:
         """Start the job, or adopt it."""
-        return stage.begin(release.plan, release.backend.jobs, release.backend.weights, release=release.release).name
+        backend = release.backend
+        pins = stage.pins(backend.clusters, backend.traffic, backend.ledger)
+        return stage.begin(release.plan, backend.jobs, backend.weights, release=release.release, pins=pins).name
 
     def finish(self, release: OpenRelease, subject: str) -> None:
         """Check what lies on the node."""
@@ -215,22 +247,62 @@ class CanaryOperator(JobOperator):
             stats_url=backend.stats_url,
         ).name
 
+    def ended(self, release: OpenRelease, subject: str) -> bool:
+        """Look at the benchmark; where the profile has tasks, and the candidate has not lost already, at these too."""
+        return self._current(release, subject).ended
+
+    def deadline_s(self, release: OpenRelease) -> float:
+        """Take the profile's limits, of benchmark and tasks."""
+        asked = release.plan.profile.quality.tasks
+        return super().deadline_s(release) + (asked.deadline_s if asked else 0.0)
+
+    def abandon(self, release: OpenRelease, subject: str) -> str:
+        """Cancel the job that is at work now."""
+        return super().abandon(release, self._current(release, subject).name)
+
+    def trigger(self, release: OpenRelease, subject: str, **common: Any) -> BaseTrigger:
+        """Watch the job that is at work now."""
+        return super().trigger(release, self._current(release, subject).name, **common)
+
     def finish(self, release: OpenRelease, subject: str) -> None:
-        """Judge what it measured."""
-        backend = release.backend
+        """Judge what was measured."""
         verdict = release.keep(
-            canary.finish(
-                release.plan,
-                release.sure_ref,
-                backend.jobs,
-                backend.weights,
-                reference=own_reference(release),
-                checks=backend.checks,
-            )
+            self._verdict(release, tasks.checks(release.plan, release.sure_ref, release.backend.jobs))
         )
         self.log.info("%s: %s", verdict.decision, verdict.sentence)
         if verdict.decision == "ROLLBACK":
             raise CanaryFailed(verdict.sentence, verdict=verdict.to_json())
+
+    def _current(self, release: OpenRelease, subject: str) -> JobStatus:
+        """Return where the benchmark stands, or after it the tasks, which start here."""
+        backend = release.backend
+        status = backend.jobs.status(subject)
+        if status.phase != "succeeded" or release.plan.profile.quality.tasks is None:
+            return status
+        begun = backend.jobs.status(job_name(release.release))
+        if begun.phase == "absent" and self._verdict(release).decision == "ROLLBACK":
+            return status
+        return tasks.begin(
+            release.plan,
+            release.sure_ref,
+            backend.traffic.route(release.model),
+            backend.jobs,
+            backend.weights,
+            clusters=backend.clusters,
+            gateway_url=backend.gateway_url,
+        )
+
+    def _verdict(self, release: OpenRelease, more: Sequence[Check] = ()) -> Verdict:
+        backend = release.backend
+        return canary.finish(
+            release.plan,
+            release.sure_ref,
+            backend.jobs,
+            backend.weights,
+            reference=own_reference(release),
+            checks=backend.checks,
+            more=more,
+        )
 
 
 class ShiftOperator(WaitingOperator):

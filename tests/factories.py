@@ -82,6 +82,7 @@ def make_plan(profile: Profile | None = None, selection: Selection | None = None
         make_validated(),
         serving_image="lock:test",
         model_root="/nodes",
+        calibration_digest="c" * 64,
     )
     return made.model_copy(update=changes)
 

@@ -6,6 +6,7 @@ As a program: `python -m tests.fake_vllm --port 8000 --ttft-ms 40 --itl-ms 4`. I
 import argparse
 import asyncio
 import json
+import math
 import random
 import threading
 import time
@@ -16,10 +17,28 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from headway.domain.bench import QUESTIONS
+
 MODES = (
     *("ok", "silent", "hang", "http_500", "http_503", "http_429", "sse_error", "role_only", "reasoning", "empty"),
-    *("reset", "cut", "wrong_model", "no_usage", "not_json", "no_logprobs"),
+    *("reset", "cut", "wrong_model", "no_usage", "not_json", "no_logprobs", "nan"),
 )
+
+
+VOCABULARY = 64
+"""Token ids below this have a probability."""
+
+
+def head(token: int, nll: float, width: int) -> dict[int, float]:
+    """Return the log-probabilities of the `width` most probable tokens, and of `token`.
+
+    The distribution: `token` has probability `exp(-nll)`, and of what is left each next id half of the one before.
+    """
+    others = [(token + step) % VOCABULARY for step in range(1, VOCABULARY)]
+    left, whole = 1 - math.exp(-nll), 1 - 0.5 ** len(others)
+    logs = {token: -nll, **{id_: math.log(left / whole * 0.5 ** (k + 1)) for k, id_ in enumerate(others)}}
+    first = sorted(logs, key=lambda id_: -logs[id_])[:width]
+    return {id_: logs[id_] for id_ in dict.fromkeys([token, *first])}
 
 
 @dataclass
@@ -36,8 +55,11 @@ class Behaviour:
     mode_after: int = 0
     """How many streams are answered well before `mode` begins."""
     nll_per_token: float = 2.0
-    answer: str = "The capital of France is Paris."
+    answer: str = ""
+    """To every question; empty: the right one to each of headway's fixed questions."""
     finish_reason: str = "stop"
+    prompt_tokens: int = 20
+    """Of a question, as its tokenizer counts."""
 
 
 class FakeVllm:
@@ -120,8 +142,11 @@ class FakeVllm:
         mode = "ok" if b.mode_after else b.mode
         if mode.startswith("http_"):
             return self._refusal(int(mode[5:]))
-        message = {"role": "assistant", "content": "" if mode == "empty" else b.answer}
-        return self._json({"model": b.model, "choices": [{"message": message, "finish_reason": b.finish_reason}]})
+        question = str((await request.json())["messages"][-1]["content"])
+        message = {"role": "assistant", "content": "" if mode == "empty" else b.answer or right_answer(question)}
+        choices = [{"message": message, "finish_reason": b.finish_reason}]
+        usage = {"prompt_tokens": b.prompt_tokens, "completion_tokens": 5}
+        return self._json({"model": b.model, "choices": choices, "usage": usage})
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         self.seen["/v1/completions"] += 1
@@ -171,10 +196,24 @@ class FakeVllm:
 
     def _whole(self, body: dict[str, Any]) -> web.Response:
         b = self.behaviour
-        choice: dict[str, Any] = {"text": b.answer, "finish_reason": b.finish_reason}
-        if body.get("prompt_logprobs") is not None and b.mode != "no_logprobs":
-            scored = [{str(token): {"logprob": -b.nll_per_token, "rank": 1}} for token in body["prompt"][1:]]
-            choice["prompt_logprobs"] = [None, *scored]
+        text = b.answer or right_answer(str(body["prompt"]))
+        choice: dict[str, Any] = {"text": text, "finish_reason": b.finish_reason}
+        width = body.get("prompt_logprobs")
+        if width is not None and b.mode == "nan":
+            error = {"message": "Out of range float values are not JSON compliant", "type": "BadRequestError"}
+            return web.json_response({"error": error}, status=400)
+        if width is not None and b.mode != "no_logprobs":
+            scored = [head(token, b.nll_per_token, width) for token in body["prompt"][1:]]
+            choice["prompt_logprobs"] = [
+                None,
+                *(
+                    {
+                        str(id_): {"logprob": v, "rank": 1 + sum(w > v for w in found.values())}
+                        for id_, v in found.items()
+                    }
+                    for found in scored
+                ),
+            ]
         return self._json({"model": b.model, "choices": [choice]})
 
     def _json(self, body: dict[str, Any]) -> web.Response:
@@ -186,6 +225,12 @@ class FakeVllm:
     def _draw(self, mean_ms: float) -> float:
         sigma = self.behaviour.sigma
         return mean_ms / 1e3 * (self._random.lognormvariate(-sigma * sigma / 2, sigma) if sigma else 1.0)
+
+
+def right_answer(question: str) -> str:
+    """Return a sentence with the fact that is asked for, if it is one of headway's fixed questions."""
+    facts = next((asked.facts for asked in QUESTIONS if asked.prompt == question), ("word",))
+    return f"It is {facts[0]}."
 
 
 async def _break_off(request: web.Request, response: web.StreamResponse, mode: str) -> bool:

@@ -1,6 +1,7 @@
 """One fake a port: in memory, deterministic, and as strict as the real thing. `tests/contract` keeps them honest."""
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -9,11 +10,11 @@ from typing import Any
 from headway.domain.cluster import Capacity, ClusterSpec, ClusterStatus
 from headway.domain.job import Job, JobStatus
 from headway.domain.model import ModelVersion
-from headway.domain.profile import Replicas
+from headway.domain.profile import Replicas, Signer
 from headway.domain.traffic import Route
 from headway.domain.weights import Manifest
-from headway.errors import BackendUnavailable, Conflict, NotFound, Refused
-from headway.ports import LeaseGrant, Sample, StoredObject
+from headway.errors import BackendUnavailable, ConfigError, Conflict, ModelRejected, NotFound, Refused
+from headway.ports import LeaseGrant, Sample, Signed, StoredObject
 from headway.units import GIB
 
 
@@ -307,3 +308,33 @@ class FakeLedger:
     def _answer(self) -> None:
         if self.down:
             raise BackendUnavailable("the ledger does not answer")
+
+
+@dataclass
+class FakeSignatures:
+    """Signatures that hold because the fake made them: JSON with a digest over it."""
+
+    keys: set[str] = field(default_factory=lambda: {"model.pub"})
+    """Names of the key files that are there."""
+
+    def sign(self, files: Mapping[str, bytes], key: str = "model.pub") -> bytes:
+        """Sign the files of a directory."""
+        listed = {name: hashlib.sha256(body).hexdigest() for name, body in files.items()}
+        told = json.dumps([key, listed], sort_keys=True)
+        return json.dumps({"told": told, "seal": hashlib.sha256(told.encode()).hexdigest()}).encode()
+
+    def verify(self, bundle: bytes, signer: Signer) -> Signed:
+        if signer.public_key not in self.keys:
+            raise ConfigError(f"there is no file {signer.public_key}")
+        try:
+            found = json.loads(bundle)
+            key, files = json.loads(found["told"])
+        except (ValueError, KeyError, TypeError):
+            raise _unsigned("the signature is no signature bundle") from None
+        if hashlib.sha256(found["told"].encode()).hexdigest() != found["seal"] or key != signer.public_key:
+            raise _unsigned(f"the signature does not verify with `{signer.public_key}`")
+        return Signed(by=f"key {key}", files=files)
+
+
+def _unsigned(finding: str) -> ModelRejected:
+    return ModelRejected(finding, report=[finding])

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from headway.domain.cluster import Capacity, ClusterSpec, ClusterStatus
 from headway.domain.job import Job, JobStatus
 from headway.domain.model import ModelVersion
-from headway.domain.profile import Replicas
+from headway.domain.profile import Replicas, Signer
 from headway.domain.traffic import Route
 from headway.domain.weights import Manifest
 
@@ -216,4 +216,26 @@ class Checks(Protocol):
 
     def check(self, suite: str, rows: Sequence[Mapping[str, Any]]) -> Sequence[str]:
         """Return one sentence for each expectation that the rows break; empty when all hold."""
+        ...
+
+
+class Signed(NamedTuple):
+    """What a good signature says."""
+
+    by: str
+    """Who signed: `key <sha256>` or `certificate <subject> <sha256>`."""
+    files: Mapping[str, str]
+    """sha256 of each file, by its path relative to the directory that was signed."""
+
+
+class Signatures(Protocol):
+    """Verifies the detached signatures that models come with. No file of the model is read."""
+
+    def verify(self, bundle: bytes, signer: Signer) -> Signed:
+        """Return what was signed.
+
+        Raises:
+            ModelRejected: It is no signature, or not by this signer, or does not list whole files by sha256.
+            ConfigError: A key or certificate of the signer cannot be read; names its path.
+        """
         ...

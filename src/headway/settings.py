@@ -32,6 +32,12 @@ class Settings(BaseSettings):
     envs_dir: Path | None = None
     """Folder with ready environments `airflow/`, `serve/`, `quantize/`, `tools/`. Default: those of `make setup`."""
 
+    signing_key: Path | None = None
+    """PEM file of the private key (elliptic curve P-256) that signs artifacts. Default: one that `make up` makes."""
+
+    artifact_key: Path | None = None
+    """PEM file of the public keys, old and new, that verify artifacts on nodes. Default: one that `make up` makes."""
+
     debug: bool = False
     """Whether errors show their stack trace."""
 
@@ -57,4 +63,6 @@ class Settings(BaseSettings):
             base_port=self.base_port,
             checkout=self.checkout.expanduser(),
             envs_dir=self.envs_dir.expanduser() if self.envs_dir else None,
+            signing_key=self.signing_key.expanduser() if self.signing_key else None,
+            artifact_key=self.artifact_key.expanduser() if self.artifact_key else None,
         )

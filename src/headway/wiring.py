@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headway.domain.profile import Profile, parse_profile
 from headway.errors import ConfigError
-from headway.ports import Checks, Clusters, Jobs, Lease, Ledger, Metrics, Registry, Traffic, WeightStore
+from headway.ports import Checks, Clusters, Jobs, Lease, Ledger, Metrics, Registry, Signatures, Traffic, WeightStore
 from headway.settings import Settings
 
 if TYPE_CHECKING:
@@ -71,6 +71,11 @@ class Backend(Protocol):
     @property
     def checks(self) -> Checks:
         """Checks of tables."""
+        ...
+
+    @property
+    def signatures(self) -> Signatures:
+        """Signatures of models."""
         ...
 
     @property
@@ -205,6 +210,13 @@ class LocalBackend:
         from headway.adapters.expectations import ExpectationChecks
 
         return ExpectationChecks()
+
+    @cached_property
+    def signatures(self) -> Signatures:
+        """The OpenSSF's model-signing; keys are relative to the profiles."""
+        from headway.adapters.signatures import ModelSignatures
+
+        return ModelSignatures(self.layout.checkout / "profiles")
 
     @property
     def gateway_url(self) -> str:

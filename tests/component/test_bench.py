@@ -1,6 +1,7 @@
 """The bench program against servers that answer well, badly or not at all: none of the bad ones is ever promoted."""
 
 import asyncio
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from headway.domain.bench import BenchJob, BenchResult, RequestRecord, SideTarget
+from headway.domain.bench import QUESTIONS, BenchJob, BenchResult, RequestRecord, SideTarget
 from headway.domain.profile import Canary
-from headway.domain.release import QualityFigures
+from headway.domain.release import QualityFigures, SourceAnswer, TopLogprobs
 from headway.errors import BackendUnavailable
 from headway.judge.records import Run, faults, parse
 from headway.judge.verdict import Analysis, analyse
 from headway.pods import bench
 from headway.pods.bench_load import schedule
-from tests.fake_vllm import FakeVllm
+from headway.pods.bench_quality import Yardstick, of_job
+from tests.fake_vllm import FakeVllm, head, right_answer
 
 pytestmark = pytest.mark.component
 
@@ -58,11 +60,12 @@ def make_job(stable: FakeVllm | None, candidate: FakeVllm, **changes: Any) -> Be
     )
 
 
-def measure(job: BenchJob, folder: Path) -> tuple[BenchResult, Run, Analysis]:
+def measure(job: BenchJob, folder: Path, yardstick: Yardstick | None = None) -> tuple[BenchResult, Run, Analysis]:
     """Run the benchmark and judge its records as the release does."""
-    result = asyncio.run(bench.run(job, folder, lambda percent, message: None))
+    result = asyncio.run(bench.run(job, folder, lambda percent, message: None, yardstick))
     run = parse((folder / job.records_path).read_bytes())
-    checks = bench.quality_checks(job, result.answers, result.served, result.quality_error)
+    yardstick = yardstick or of_job(job)
+    checks = bench.quality_checks(job, yardstick, result.answers, result.served, result.quality_error)
     return result, run, analyse(run.records, run.summaries, job.canary, checks, paired=job.paired)
 
 
@@ -208,6 +211,90 @@ def test_served_likelihoods_are_those_of_the_server(stable: FakeVllm, candidate:
     assert result.served is not None
     assert (result.served.per_text_nll, result.served.per_text_tokens) == ((4.0, 6.0), (2, 3))
     assert analysis.verdict.decision == "PROMOTE"
+
+
+def source(nll: float = 2.0, width: int = 20) -> Yardstick:
+    """What transformers would have said of a source with this log-likelihood for every token."""
+    ids: list[tuple[int, ...]] = []
+    logs: list[tuple[float, ...]] = []
+    for text in TOKENS:
+        heads = [sorted(head(token, nll, width).items(), key=lambda item: -item[1])[:width] for token in text[1:]]
+        ids.append(tuple(id_ for found in heads for id_, _ in found))
+        logs.append(tuple(round(value, 5) for found in heads for _, value in found))
+    top = TopLogprobs(
+        source_digest="s",
+        prompt_set_digest="p",
+        width=width,
+        token_logprobs=tuple(tuple(-nll for _ in text[1:]) for text in TOKENS),
+        top_ids=tuple(ids),
+        top_logprobs=tuple(logs),
+    )
+    answers = [
+        SourceAnswer(prompt=q.prompt, text=right_answer(q.prompt), finish_reason="stop", prompt_tokens=20)
+        for q in QUESTIONS
+    ]
+    return Yardstick(REFERENCE, TOKENS, answers, top)
+
+
+def test_a_server_that_says_what_the_source_says_does_not_diverge(candidate: FakeVllm, tmp_path: Path) -> None:
+    """Source against source: what is left is the rounding of what is stored."""
+    result, _, analysis = measure(make_job(None, candidate, reference=REFERENCE), tmp_path, source())
+
+    assert result.served is not None
+    assert result.served.kl == pytest.approx(0, abs=1e-4)
+    assert result.served.top1 == 1.0
+    assert analysis.verdict.decision == "PROMOTE", analysis.verdict.sentence
+
+
+def test_a_server_with_another_distribution_is_rolled_back_although_its_perplexity_is_fine(
+    candidate: FakeVllm, tmp_path: Path
+) -> None:
+    """It finds the texts even more likely than the source does, and still is another model."""
+    candidate.behaviour.nll_per_token = 0.5
+
+    result, run, analysis = measure(make_job(None, candidate, reference=REFERENCE), tmp_path, source())
+
+    assert result.served is not None
+    # By hand: cells of the token itself, and of all others in the same proportions.
+    p, q = math.exp(-2.0), math.exp(-0.5)
+    assert result.served.kl == pytest.approx(p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q)), abs=1e-4)
+    assert result.served.top1 == 0.0
+    assert (analysis.verdict.decision, len(run.summaries)) == ("ROLLBACK", 0)
+    assert "diverges from the source's" in analysis.verdict.sentence
+
+
+def test_a_model_that_computes_nan_is_rolled_back_and_not_held(candidate: FakeVllm, tmp_path: Path) -> None:
+    """VLLM cannot write NaN as JSON and answers HTTP 400; that is no missing figure, but the worst one."""
+    candidate.behaviour.mode = "nan"
+
+    result, _, analysis = measure(make_job(None, candidate, reference=REFERENCE), tmp_path, source())
+
+    assert result.served is not None
+    assert result.served.nll == 5 * 9999.0
+    assert analysis.verdict.decision == "ROLLBACK"
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "word"),
+    [
+        ({"answer": "Zebra xylophone."}, "lost 6"),
+        ({"finish_reason": "length"}, "only 0 of these"),
+        ({"prompt_tokens": 33}, "33 tokens as served"),
+    ],
+)
+def test_what_token_ids_cannot_show_shows_in_the_answers(
+    candidate: FakeVllm, tmp_path: Path, behaviour: dict[str, Any], word: str
+) -> None:
+    """A wrong tokenizer, chat template or stop token leaves every figure as it is."""
+    for name, value in behaviour.items():
+        setattr(candidate.behaviour, name, value)
+
+    result, _, analysis = measure(make_job(None, candidate, reference=REFERENCE), tmp_path, source())
+
+    assert result.served is not None
+    assert result.served.kl == pytest.approx(0, abs=1e-4)
+    assert analysis.verdict.decision == "ROLLBACK"
+    assert word in analysis.verdict.sentence
 
 
 def test_worse_likelihoods_are_rolled_back_without_a_block(

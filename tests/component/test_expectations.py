@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from headway.adapters.expectations import ExpectationChecks
+from headway.domain import calibration
 from headway.errors import ConfigError
 from headway.judge.records import rows
 from tests.unit.judge.data import failed, make_canary, make_run
@@ -64,3 +65,37 @@ def test_each_fault_is_named(change: Callable[[Rows], list[Mapping[str, Any]]], 
 def test_an_unknown_suite_is_refused() -> None:
     with pytest.raises(ConfigError, match="bench_records"):
         CHECKS.check("another", table())
+
+
+TEXTS = [
+    {"text": f"Text number {n} says something of its own, and is long enough to move activations: {n * n}."}
+    for n in range(20)
+]
+
+
+def texts(change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]], languages: Mapping[str, float]) -> Rows:
+    return calibration.check_rows(change([dict(row) for row in TEXTS]), languages)
+
+
+def test_good_calibration_texts_hold_all_expectations() -> None:
+    spoken = texts(lambda found: [{**row, "language": "de"} for row in found[:6]] + found[6:], {"de": 0.3})
+
+    assert CHECKS.check("calibration", spoken) == []
+    assert (
+        CHECKS.check("calibration", calibration.check_rows(calibration.rows(calibration.bundled()), {"en": 0.5})) == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "languages", "word"),
+    [
+        (lambda found: [{"text": "  "}, *found], {}, "characters"),
+        (lambda found: [*found[:15], *[{"text": f"short {n}"} for n in range(5)]], {}, "characters"),
+        (lambda found: [*found[:15], *[found[0]] * 5], {}, "sha256"),
+        (lambda found: [{**row, "language": "en"} for row in found], {"de": 0.1}, "is_de"),
+    ],
+)
+def test_each_fault_of_calibration_texts_is_named(change: Any, languages: dict[str, float], word: str) -> None:
+    broken = CHECKS.check("calibration", texts(change, languages))
+
+    assert any(word in sentence for sentence in broken), broken

@@ -1,5 +1,6 @@
 """The quantize program in its own environment, on a tiny Llama that is made here, against a real S3."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -15,10 +16,11 @@ from headway.domain import texts
 from headway.domain.model import ModelVersion, Selection, SourceFile
 from headway.domain.release import Reference
 from headway.domain.safetensors import LENGTH_BYTES, Tensor, header_length, parse_header
-from headway.domain.weight_jobs import QuantizeJob, QuantizeResult
+from headway.domain.weight_jobs import LAYER_ERRORS, LayerErrors, QuantizeJob, QuantizeResult
 from headway.domain.weights import Recipe, artifact_digest
 from headway.release import validate
 from headway.settings import Settings
+from headway.units import MIB
 from tests.component.servers import S3Server, s3_server
 
 pytestmark = [pytest.mark.component, pytest.mark.timeout(600)]
@@ -111,14 +113,18 @@ class World:
         return S3WeightStore(self.s3.connection("headway"))
 
     def run(self, name: str, scheme: str = "fp8-dynamic", revision: int = 1, **quality: float) -> Ended:
+        """Run the program to its end, with a recipe that needs no calibration."""
+        return self.make(name, Recipe(scheme=scheme, revision=revision), **quality)  # type: ignore[arg-type]
+
+    def make(self, name: str, recipe: Recipe, *, calibration_uri: str | None = None, **quality: float) -> Ended:
         """Run the program to its end."""
-        recipe = Recipe(scheme=scheme, revision=revision)  # type: ignore[arg-type]
         source = self.selection.source_digest
         digest = artifact_digest(source, recipe)
         job = QuantizeJob(
             source_digest=source,
             files=self.selection.files,
             recipe=recipe,
+            calibration_uri=calibration_uri,
             artifact_digest=digest,
             artifact_uri=f"s3://headway/artifacts/{digest}/",
             reference_uri=f"s3://headway/references/{source}/{texts.prompt_set_digest()}.json",
@@ -163,7 +169,7 @@ def test_an_artifact_is_made_and_is_the_same_when_made_again(world: World) -> No
     assert made.outcome == "made"
     assert made.content_digest == manifest.content_digest
     assert {"fetch", "reference", "quantize", "upload"} <= made.seconds.keys()
-    assert made.tools["llmcompressor"] == manifest.provenance["llmcompressor"]
+    assert made.tools["llmcompressor"] == manifest.provenance["runDetails"]["builder"]["version"]["llmcompressor"]
     kept = {file.path: file.sha256 for file in manifest.files}
     for source in world.selection.files:
         if source.path not in ("config.json", "model.safetensors"):
@@ -253,3 +259,58 @@ def test_a_source_that_was_replaced_is_not_quantized(world: World) -> None:
     assert result["kind"] == "IntegrityError"
     assert "config.json" in result["error"]
     assert "Traceback" not in result["error"]
+
+
+CHAT = "".join(
+    json.dumps({"language": "en", "messages": [{"role": "user", "content": f"Tell me of the number {n}, please."}]})
+    + "\n"
+    for n in range(6)
+)
+
+
+def test_a_calibrated_artifact_is_made_of_texts_in_the_store(world: World) -> None:
+    """Chats go through the model's template; how far each layer is from the source is kept beside the manifest."""
+    uri = "s3://mlflow/texts/chats.jsonl"
+    world.s3.client().put(uri, CHAT.encode())
+    recipe = Recipe(
+        scheme="fp8",
+        calibration_digest=hashlib.sha256(CHAT.encode()).hexdigest(),
+        calibration_samples=4,
+        calibration_tokens=32,
+    )
+    ended = world.make("calibrated", recipe, calibration_uri=uri)
+    assert ended.code == 0, ended.output
+    made = QuantizeResult.model_validate(ended.result)
+    manifest = world.store.manifest(ended.job.artifact_digest)
+    kept = world.store.json(f"artifacts/{ended.job.artifact_digest}/{LAYER_ERRORS}")
+
+    assert (made.outcome, made.loaded) == ("made", True)
+    assert [error.name for error in made.layer_errors] == ["model.layers.0", "model.layers.1"]
+    assert all(error.relative_error and error.relative_error < 0.5 for error in made.layer_errors)
+    assert made.peak_rss_bytes is not None
+    assert made.peak_rss_bytes > 100 * MIB, "torch alone takes more"
+    assert "fp8: step 3 of 3" in ended.output
+    assert manifest is not None
+    assert LAYER_ERRORS not in {file.path for file in manifest.files}
+    assert kept is not None
+    errors = LayerErrors.model_validate(dict(kept))
+    assert (errors.content_digest, errors.layers) == (manifest.content_digest, made.layer_errors)
+
+    found = QuantizeResult.model_validate(world.make("calibrated-again", recipe, calibration_uri=uri).result)
+    assert (found.outcome, found.layer_errors, found.peak_rss_bytes) == ("found", made.layer_errors, None)
+
+
+def test_other_texts_than_planned_are_not_used(world: World) -> None:
+    """Replaced in the store, or of another version of headway."""
+    uri = "s3://mlflow/texts/replaced.jsonl"
+    world.s3.client().put(uri, b'{"text": "another"}\n')
+    recipe = Recipe(scheme="w8a8", calibration_digest="0" * 64, calibration_samples=4, calibration_tokens=32)
+    for name, where in (("replaced", uri), ("other-version", None)):
+        folder = world.folder / f"{name}-texts"
+        folder.mkdir()
+        with pytest.raises(AssertionError, match="scratch"):
+            World(world.s3, world.python, world.selection, folder).make(name, recipe, calibration_uri=where)
+        result = json.loads((folder / name / "result.json").read_text())
+
+        assert result["kind"] == "IntegrityError"
+        assert "planned was 000000000000" in result["error"]

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from headway.adapters.s3 import S3Client
-from headway.domain.weight_jobs import StageJob
+from headway.domain.weight_jobs import StageJob, StageResult
 from headway.domain.weights import Manifest, WeightFile
 from headway.errors import Conflict, IntegrityError, NotFound, Refused
-from headway.pods import fetch, stage
+from headway.pods import disk, fetch, stage
 from headway.units import MIB
 from tests.component.servers import S3Server, s3_server
 
@@ -54,9 +54,9 @@ def put_artifact(s3: S3Server, job: StageJob, files: dict[str, bytes]) -> Manife
     return manifest
 
 
-def client(s3: S3Server) -> S3Client:
-    """The store as the stage role sees it."""
-    return s3.client("stage")
+def staged(s3: S3Server, job: StageJob) -> StageResult:
+    """Run the program in this process, as the stage role."""
+    return stage.run(job, lambda: s3.client("stage"), quiet, part_bytes=PART)
 
 
 def quiet(percent: float, message: str) -> None:
@@ -78,13 +78,14 @@ def wanted(s3: S3Server, job: StageJob) -> dict[str, str]:
 
 def leftovers(job: StageJob) -> list[str]:
     """What lies on the node beside the artifact and its lock."""
-    return [p.name for p in Path(job.dest_root).iterdir() if not p.name.endswith(".lock")]
+    kept = (".lock", ".blobs", ".manifests", ".used")
+    return [p.name for p in Path(job.dest_root).iterdir() if p.name not in kept]
 
 
 def test_an_artifact_appears_whole_and_the_second_run_finds_it(s3: S3Server, artifact: StageJob) -> None:
     """Every byte is the manifest's, and nothing else lies there."""
-    first = stage.run(artifact, client(s3), quiet, part_bytes=PART)
-    second = stage.run(artifact, client(s3), quiet, part_bytes=PART)
+    first = staged(s3, artifact)
+    second = staged(s3, artifact)
 
     assert (first.outcome, second.outcome) == ("staged", "hit")
     assert first.path == f"{artifact.dest_root}/{artifact.artifact_digest}"
@@ -135,11 +136,11 @@ def test_a_killed_run_leaves_nothing_published_and_the_next_goes_on(
     monkeypatch.setattr(fetch, "CONNECTIONS", 1)
     monkeypatch.setattr(fetch.Fetcher, "_one", dies_after_two)
     with pytest.raises(KeyboardInterrupt):
-        stage.run(artifact, client(s3), quiet, part_bytes=PART)
+        staged(s3, artifact)
     assert not (Path(artifact.dest_root) / artifact.artifact_digest).exists()
 
     monkeypatch.setattr(fetch.Fetcher, "_one", real)
-    resumed = stage.run(artifact, client(s3), quiet, part_bytes=PART)
+    resumed = staged(s3, artifact)
 
     assert resumed.resumed_bytes == sum(part.length for part in seen) > 0
     assert digests(Path(resumed.path)) == wanted(s3, artifact)
@@ -149,17 +150,19 @@ def test_a_killed_run_leaves_nothing_published_and_the_next_goes_on(
 def test_a_part_that_was_damaged_on_the_disk_is_fetched_again(s3: S3Server, artifact: StageJob) -> None:
     """The journal is not believed: the bytes are hashed."""
     root = Path(artifact.dest_root)
-    stage.run(artifact, client(s3), quiet, part_bytes=PART)
-    (root / artifact.artifact_digest).rename(root / f".{artifact.artifact_digest}.partial")
-    partial = root / f".{artifact.artifact_digest}.partial" / "model.safetensors"
-    body = bytearray(partial.read_bytes())
+    staged(s3, artifact)
+    body = bytearray((root / artifact.artifact_digest / "model.safetensors").read_bytes())
+    sha256 = hashlib.sha256(body).hexdigest()
+    shutil.rmtree(root)
+    (root / ".incoming").mkdir(parents=True)
+    partial = root / ".incoming" / sha256
     parts = [hashlib.sha256(body[i : i + PART]).hexdigest() for i in range(0, len(body), PART)]
-    lines = [f"model.safetensors\t{number}\t{part}\n" for number, part in enumerate(parts)]
-    (root / f".{artifact.artifact_digest}.journal").write_text("".join(lines) + "torn li")
+    lines = [f"{sha256}\t{number}\t{part}\n" for number, part in enumerate(parts)]
+    (root / ".incoming.journal").write_text("".join(lines) + "torn li")
     body[PART + 5] ^= 1
     partial.write_bytes(body)
 
-    again = stage.run(artifact, client(s3), quiet, part_bytes=PART)
+    again = staged(s3, artifact)
 
     assert again.resumed_bytes == len(body) - PART
     assert digests(Path(again.path)) == wanted(s3, artifact)
@@ -173,7 +176,7 @@ def test_bytes_that_differ_from_the_manifest_are_not_published(s3: S3Server, art
     s3.client().put(uri, bytes(body))
 
     with pytest.raises(IntegrityError, match="part 2"):
-        stage.run(artifact, client(s3), quiet, part_bytes=PART)
+        staged(s3, artifact)
     assert not (Path(artifact.dest_root) / artifact.artifact_digest).exists()
 
 
@@ -189,7 +192,7 @@ def test_an_object_that_changes_meanwhile_is_noticed(
 
     monkeypatch.setattr(fetch.Fetcher, "_allocate", changes_it)
     with pytest.raises((Conflict, IntegrityError)):
-        stage.run(artifact, client(s3), quiet, part_bytes=PART)
+        staged(s3, artifact)
 
 
 @pytest.mark.parametrize("name", ["../../outside", "/etc/x", ".hidden", "a/b", "a\\b", "..", "x\0y", ""])
@@ -200,7 +203,7 @@ def test_names_that_reach_outside_are_refused(s3: S3Server, artifact: StageJob, 
     s3.client().put(artifact.artifact_uri + "manifest.json", manifest.model_dump_json().encode())
 
     with pytest.raises(Refused, match="no plain file name"):
-        stage.run(artifact, client(s3), quiet, part_bytes=PART)
+        staged(s3, artifact)
     assert not Path(artifact.dest_root).exists()
 
 
@@ -208,23 +211,23 @@ def test_too_little_space_is_said_with_numbers_before_the_first_byte(
     s3: S3Server, artifact: StageJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not after 80 of 90 GiB."""
-    monkeypatch.setattr(fetch, "SPARE_BYTES", 2**60)
+    monkeypatch.setattr(disk, "SPARE_BYTES", 2**60)
 
     with pytest.raises(Refused, match=r"GiB more are needed in .* free"):
-        stage.run(artifact, client(s3), quiet, part_bytes=PART)
+        staged(s3, artifact)
     assert not list(Path(artifact.dest_root).glob("*/*"))
 
 
 def test_a_directory_that_somebody_changed_is_made_again(s3: S3Server, artifact: StageJob) -> None:
     """A missing, an added and a cut file are all noticed by the sizes."""
-    final = Path(stage.run(artifact, client(s3), quiet, part_bytes=PART).path)
+    final = Path(staged(s3, artifact).path)
     for spoil in (
         (final / "config.json").unlink,
         lambda: (final / "extra.py").write_text("x"),
         lambda: os.truncate(final / "model.safetensors", 5),
     ):
         spoil()
-        assert stage.run(artifact, client(s3), quiet, part_bytes=PART).outcome == "staged"
+        assert staged(s3, artifact).outcome == "staged"
         assert digests(final) == wanted(s3, artifact)
 
 
@@ -233,7 +236,7 @@ def test_an_artifact_that_is_not_whole_is_not_found(s3: S3Server, artifact: Stag
     s3.client().delete(artifact.artifact_uri + "manifest.json")
 
     with pytest.raises(NotFound):
-        stage.run(artifact, client(s3), quiet, part_bytes=PART)
+        staged(s3, artifact)
 
 
 def test_the_program_says_why_it_failed(s3: S3Server, tmp_path: Path) -> None:

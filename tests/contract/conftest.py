@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
@@ -15,13 +16,24 @@ from headway.adapters.local.layout import LocalLayout
 from headway.adapters.local.metrics import LocalMetrics
 from headway.adapters.local.traffic import LocalTraffic
 from headway.adapters.s3 import S3Lease, S3Ledger, S3WeightStore
+from headway.adapters.signatures import ModelSignatures
 from headway.domain.job import JobStatus
 from headway.domain.value import canonical_json
 from headway.domain.weights import Manifest
-from headway.ports import Clusters, Jobs, Lease, Ledger, Metrics, Traffic, WeightStore
+from headway.ports import Clusters, Jobs, Lease, Ledger, Metrics, Signatures, Traffic, WeightStore
 from tests.component.conftest import envoy_process
 from tests.component.servers import S3Server, s3_server
-from tests.fakes import FakeClusters, FakeJobs, FakeLease, FakeLedger, FakeMetrics, FakeTraffic, FakeWeightStore
+from tests.fakes import (
+    FakeClusters,
+    FakeJobs,
+    FakeLease,
+    FakeLedger,
+    FakeMetrics,
+    FakeSignatures,
+    FakeTraffic,
+    FakeWeightStore,
+)
+from tests.signing import key_pair, sign_with_key
 
 __all__ = ["envoy_process"]
 
@@ -126,6 +138,26 @@ def weights(request: pytest.FixtureRequest) -> WeightsCase:
         fake.manifests[manifest.artifact_digest] = manifest
 
     return WeightsCase(fake, fake.objects.__setitem__, keep)
+
+
+@dataclass(frozen=True)
+class SignaturesCase:
+    """A `Signatures` adapter that knows the keys `model.pub` and `other.pub`, and how somebody signs."""
+
+    port: Signatures
+    sign: Callable[[Mapping[str, bytes], str], bytes]
+
+
+@pytest.fixture(params=["fake", "model-signing"])
+def signatures(request: pytest.FixtureRequest, tmp_path: Path) -> SignaturesCase:
+    """The adapters of `Signatures`; the real one against what model-signing's public interface writes."""
+    if request.param == "fake":
+        fake = FakeSignatures({"model.pub", "other.pub"})
+        return SignaturesCase(fake, lambda files, key: fake.sign(files, f"{key}.pub"))
+    keys = {name: key_pair(tmp_path, name) for name in ("model", "other")}
+    return SignaturesCase(
+        ModelSignatures(tmp_path), lambda files, key: sign_with_key(files, keys[key], tmp_path / "signed")
+    )
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,9 @@ from headway.errors import NotFound
 from tests.contract.conftest import WeightsCase
 
 DIGEST = "d" * 64
-MANIFEST = Manifest(artifact_digest=DIGEST, files=(WeightFile(path="a", size_bytes=1, sha256="a" * 64, parts=("p",)),))
+MANIFEST = Manifest(
+    artifact_digest=DIGEST, files=(WeightFile(path="a", size_bytes=1, sha256="a" * 64, parts=("b" * 64,)),)
+)
 
 
 def test_objects_below_a_folder_come_sorted_with_their_sizes(weights: WeightsCase) -> None:

@@ -8,9 +8,11 @@ import pytest
 from headway.domain.bench import BenchJob, BenchResult, BlockSummary, CanaryAnswer, RequestRecord
 from headway.domain.release import QualityFigures, Reference
 from headway.domain.traffic import Backend, Route
+from headway.domain.value import digest
 from headway.errors import BackendError, BackendUnavailable, ConfigError, Conflict, IntegrityError
 from headway.judge.records import block_line, header_line, request_line
 from headway.release import canary
+from headway.release.quality import noise_key, reference_key
 from tests.factories import make_plan, make_profile, make_ref
 from tests.fakes import FakeJobs, FakeWeightStore
 from tests.unit.judge.data import make_canary, make_run
@@ -52,7 +54,26 @@ def test_both_sides_are_asked_through_the_gateway() -> None:
     ]
     assert (job.live_rate_url, job.live_cluster) == ("http://gw:2/stats", "tiny_stable")
     assert job.records_uri == f"s3://headway/bench/{REF.release}/records.jsonl"
-    assert job.reference_token_ids == ((1, 2, 3),)
+
+
+def test_the_reference_travels_by_name() -> None:
+    """A job must fit into a ConfigMap (1 MiB); tokens and log-probabilities of a source would not."""
+    job = begin(FakeJobs())
+
+    assert job.reference == FIGURES
+    assert (job.reference_token_ids, job.scheme) == ((), "fp8-dynamic")
+    assert job.reference_uri == f"s3://headway/{reference_key(REFERENCE.source_digest)}"
+    assert job.reference_digest == digest(REFERENCE)
+
+
+def test_the_noise_belongs_to_a_source_and_an_engine() -> None:
+    """Quantized or not, the same address; on another engine another."""
+    other = make_profile(engine={"max_model_len": 1024, "max_num_seqs": 8, "dtype": "float32"})
+    same = make_profile(weights={"schemes": ["none"]}, shift={"steps_pct": [100]})
+
+    assert noise_key(make_plan(same)) == noise_key(PLAN)
+    assert noise_key(make_plan(other)) != noise_key(PLAN)
+    assert noise_key(PLAN).startswith("references/")
 
 
 def test_a_first_release_has_one_side_and_no_live_load() -> None:
@@ -158,6 +179,28 @@ def test_a_missing_perplexity_holds() -> None:
     jobs, store = ended(served=None, quality_error="HTTP 400")
 
     assert canary.finish(PLAN, REF, jobs, store, reference=REFERENCE).decision == "HOLD"
+
+
+def test_the_verdict_carries_what_was_measured_for_the_report() -> None:
+    """And the noise floor is in the sentence of its check."""
+    served = FIGURES.model_copy(update={"engine": "vllm", "per_text_kl": (0.02,), "per_text_top1": (2,)})
+    noise = served.model_copy(update={"per_text_kl": (0.0006,)})
+    jobs, store = ended(served=served, noise=noise)
+
+    verdict = canary.finish(PLAN, REF, jobs, store, reference=REFERENCE)
+
+    assert (verdict.served, verdict.noise) == (served, noise)
+    assert any("the source itself has 0.0003 when served" in check.sentence for check in verdict.checks)
+
+
+def test_a_divergence_beyond_the_limit_rolls_back() -> None:
+    served = FIGURES.model_copy(update={"per_text_kl": (0.4,), "per_text_top1": (1,)})
+    jobs, store = ended(served=served)
+
+    verdict = canary.finish(PLAN, REF, jobs, store, reference=REFERENCE)
+
+    assert verdict.decision == "ROLLBACK"
+    assert "diverges from the source's by 0.20 nats a token" in verdict.sentence
 
 
 def test_changed_records_are_refused() -> None:

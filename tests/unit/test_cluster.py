@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from headway.adapters.local.engine_log import last_line, root_cause
 from headway.domain.cluster import ClusterSpec, deployment_name, serve_config
+from headway.domain.engine_error import last_error
 from headway.domain.profile import Engine, Replicas
 from headway.units import GIB
 from tests.factories import make_plan
@@ -57,6 +60,14 @@ def test_on_cpu_the_cache_has_the_profiles_size_and_no_accelerator_is_asked_for(
     assert "accelerator_type" not in llm
 
 
+@pytest.mark.parametrize("cpu", [True, False])
+def test_the_engine_asks_whether_every_weight_was_there(cpu: bool) -> None:
+    """Of a quantized checkpoint vLLM does not by itself. It changes no cluster's name: those are made of the plan."""
+    (llm,) = serve_config(spec(), cpu=cpu, http_port=1)["applications"][0]["args"]["llm_configs"]
+
+    assert llm["engine_kwargs"]["model_loader_extra_config"] == {"enable_weights_track": True}
+
+
 def test_serve_keeps_connections_longer_than_the_gateway() -> None:
     """Or requests die at random in connections that Serve is closing."""
     assert serve_config(spec(), cpu=True, http_port=1)["http_options"]["keep_alive_timeout_s"] == 90
@@ -72,6 +83,20 @@ def test_the_cause_is_found_where_vllm_logged_it(tmp_path: Path) -> None:
 
     assert root_cause(tmp_path).startswith("SafetensorError: Error while deserializing header: incomplete metadata")
     assert root_cause(tmp_path / "nothing") == ""
+
+
+def test_missing_weights_are_named() -> None:
+    """A real log of vLLM 0.29, shortened: the API server's last words do not say it."""
+    log = [
+        "(Worker pid=9) ERROR 11-30 16:00:46 [x.py:944] ValueError: Following weights were not initialized from {...}",
+        "(EngineCore pid=7) ERROR 11-30 16:00:50 [core.py:1374] Exception: WorkerProc initialization failed due to ...",
+        "(APIServer pid=5) RuntimeError: Engine core initialization failed. See root cause above.",
+    ]
+
+    assert last_error(log).startswith("ValueError: Following weights were not initialized")
+    assert last_error(log[1:]).startswith("RuntimeError: Engine core initialization failed")
+    assert last_error(["usage: api_server.py", "", "unrecognized arguments: --no-such"]).startswith("unrecognized")
+    assert last_error([]) == "it said nothing"
 
 
 def test_of_a_traceback_the_error_is_said() -> None:

@@ -83,7 +83,9 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
 
 
-@pytest.mark.parametrize("table", ["profile", "accelerators", "schemes", "ports", "settings", "errors"])
+@pytest.mark.parametrize(
+    "table", ["profile", "accelerators", "schemes", "scheme-sources", "scheme-shapes", "ports", "settings", "errors"]
+)
 def test_a_generated_table_is_what_the_code_says(table: str) -> None:
     """Change the code and forget `python docs/tables.py`: this fails."""
     page, make = tables().TABLES[table]

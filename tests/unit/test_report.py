@@ -6,7 +6,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from headway.domain.release import Check, StepRecord, Verdict
+from headway.domain import texts
+from headway.domain.profile import Quality
+from headway.domain.release import Check, QualityFigures, StepRecord, Verdict
+from headway.domain.weight_jobs import LayerError
+from headway.judge.quality import served_checks
 from headway.judge.records import block_line, header_line, request_line
 from headway.judge.verdict import judge
 from headway.release import report
@@ -203,3 +207,95 @@ def test_the_same_release_draws_the_same_bytes() -> None:
     arguments = (make_ref(), PLAN, make_steps(), verdict, Ending(outcome="promoted", reason="r"))
 
     assert report.render(*arguments, now=NOW, records=records) == report.render(*arguments, now=NOW, records=records)
+
+
+def make_figures(kl: float, *, count: int = 12) -> QualityFigures:
+    """Figures of the fixed texts, the fourth of them much worse than the others."""
+    worse = [4.0 if number == 3 else 1.0 for number in range(count)]
+    return QualityFigures(
+        prompt_set_digest=texts.prompt_set_digest(),
+        engine="vllm",
+        tokens=100 * count,
+        nll=280.0 * count,
+        per_text_nll=tuple(280.0 * w for w in worse),
+        per_text_tokens=(100,) * count,
+        per_text_kl=tuple(kl * 100 * w for w in worse),
+        per_text_top1=(93,) * count,
+    )
+
+
+def measured_steps() -> list[StepRecord]:
+    """Steps whose quantize left the source's figures and the errors of layers."""
+    steps = make_steps()
+    errors = [LayerError(name=f"model.layers.{k}", kind="output", relative_error=0.01 * k) for k in range(5)]
+    errors.append(LayerError(name="model.layers.5", kind="output", relative_error=None))
+    detail = {
+        "reference": make_figures(0).model_copy(update={"per_text_kl": (), "per_text_nll": (279.0,) * 12}).to_json(),
+        "layer_errors": [error.to_json() for error in errors],
+    }
+    return [step.model_copy(update={"detail": detail}) if step.step == "quantize" else step for step in steps]
+
+
+def with_quality() -> Verdict:
+    """A verdict with served figures and noise."""
+    verdict, _ = make_verdict()
+    served, noise = make_figures(0.02), make_figures(0.0004)
+    checks = served_checks(served, make_figures(0), Quality(), "fp8-dynamic", noise=noise)
+    return verdict.model_copy(update={"served": served, "noise": noise, "checks": tuple(checks)})
+
+
+def test_it_shows_where_the_candidate_is_furthest_from_its_source() -> None:
+    page = render(Ending(outcome="promoted", reason="r"), measured_steps(), with_quality())
+
+    assert page.pictures == 4, "effects, divergence by text, error by layer, time"
+    assert "text 4 def moving_average" in " ".join(page.text.split())
+    assert "0.0800" in page.text
+    assert "+8.4100" in page.text, "(4 * 280 - 279) / 100"
+    assert "93.0 %" in page.text
+    assert "the source itself has 0.0005 when served" in page.text
+    assert "No finite number comes out of model.layers.5" in page.text
+
+
+def test_figures_of_other_texts_are_shown_without_their_words() -> None:
+    """An older verdict, or another version's texts."""
+    verdict = with_quality()
+    assert verdict.served is not None
+    other = verdict.served.model_copy(update={"prompt_set_digest": "older"})
+
+    page = render(
+        Ending(outcome="promoted", reason="r"),
+        make_steps(),
+        verdict.model_copy(update={"served": other, "noise": None}),
+    )
+
+    assert "text 4" in page.text
+    assert "moving_average" not in page.text
+
+
+def test_records_of_another_kind_cost_the_picture_and_not_the_report() -> None:
+    steps = [
+        step.model_copy(update={"detail": {"reference": {"perplexity": 3}, "layer_errors": [{"layer": 1}]}})
+        if step.step == "quantize"
+        else step
+        for step in make_steps()
+    ]
+
+    assert render(Ending(outcome="promoted", reason="r"), steps, with_quality()).pictures == 3
+
+
+def test_bounds_and_noise_are_numbers_of_the_registry() -> None:
+    _, numbers = report.render(
+        make_ref(), PLAN, measured_steps(), with_quality(), Ending(outcome="promoted", reason="r"), now=NOW
+    )
+
+    base = "check_served_divergence_from_source"
+    assert numbers[base] == pytest.approx(0.025)
+    assert numbers[f"{base}_low"] <= numbers[base] <= numbers[f"{base}_high"]
+    assert numbers[f"{base}_noise"] == pytest.approx(0.0005)
+    assert all(re.fullmatch(r"[\w\-. /:]+", name) for name in numbers), "MLflow accepts these characters only"
+
+
+def test_the_quality_pictures_are_the_same_bytes_every_time() -> None:
+    arguments = (make_ref(), PLAN, measured_steps(), with_quality(), Ending(outcome="promoted", reason="r"))
+
+    assert report.render(*arguments, now=NOW) == report.render(*arguments, now=NOW)

@@ -142,3 +142,39 @@ def test_alias_and_version_exclude_each_other() -> None:
         select.run("tiny", registry, weights)
     with pytest.raises(ConfigError):
         select.run("tiny", registry, weights, alias="champion", version=3)
+
+
+@pytest.mark.parametrize(
+    ("files", "place"),
+    [
+        ({**PLAIN, "model.sig": b"s"}, "model.sig"),
+        ({"MLmodel": mlmodel(FLAVOR), **{f"model/{p}": b for p, b in PLAIN.items()}, "model.sig": b"s"}, "model.sig"),
+        (
+            {"MLmodel": mlmodel(FLAVOR), **{f"model/{p}": b for p, b in PLAIN.items()}, "model/model.sig": b"s"},
+            "model/model.sig",
+        ),
+    ],
+)
+def test_a_signature_is_taken_aside(files: dict[str, bytes], place: str) -> None:
+    """It names no content: signing a model makes no other model of it."""
+    registry, weights = world(files)
+    chosen = select.run("tiny", registry, weights, version=3)
+
+    assert chosen.signature is not None
+    assert chosen.signature.uri == ROOT + place
+    assert {file.path for file in chosen.files} == set(PLAIN)
+    registry, weights = world({path: body for path, body in files.items() if not path.endswith("model.sig")})
+    unsigned = select.run("tiny", registry, weights, version=3)
+    assert unsigned.signature is None
+    assert unsigned.source_digest == chosen.source_digest
+
+
+def test_two_signatures_that_differ_are_one_too_many() -> None:
+    """Nobody could say which of them counts."""
+    files = {"MLmodel": mlmodel(FLAVOR), **{f"model/{p}": b for p, b in PLAIN.items()}, "model/model.sig": b"s"}
+    registry, weights = world({**files, "model.sig": b"s"})
+    assert select.run("tiny", registry, weights, version=3).signature is not None
+
+    registry, weights = world({**files, "model.sig": b"t"})
+    with pytest.raises(ModelRejected, match="two different signatures"):
+        select.run("tiny", registry, weights, version=3)

@@ -54,3 +54,16 @@ def test_every_setting_says_what_it_is() -> None:
 
     for name in Settings.model_fields:
         assert re.search(rf'\n    {name}: [^\n]+\n    """', source), name
+
+
+def test_keys_for_artifacts_come_as_a_pair(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Signing with one pair and verifying with another would refuse every artifact."""
+    layout = Settings.load().layout()
+    assert (layout.signing_key.parent, layout.artifact_key.parent) == (layout.secrets, layout.secrets)
+
+    monkeypatch.setenv("HEADWAY_SIGNING_KEY", str(tmp_path / "own.pem"))
+    with pytest.raises(ConfigError, match="are a pair"):
+        Settings.load().layout()
+    monkeypatch.setenv("HEADWAY_ARTIFACT_KEY", str(tmp_path / "own.pub"))
+    layout = Settings.load().layout()
+    assert (layout.signing_key, layout.artifact_key) == (tmp_path / "own.pem", tmp_path / "own.pub")

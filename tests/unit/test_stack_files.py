@@ -9,7 +9,9 @@ import pytest
 import yaml
 
 from headway.adapters.local import gateway, secrets, services
+from headway.adapters.local.jobs import LocalJobs
 from headway.adapters.local.layout import S3_ROLES, LocalLayout
+from headway.domain.job import Job, Program
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -41,6 +43,45 @@ def test_a_lost_credentials_file_is_made_again_with_its_identity(layout: LocalLa
 
     assert set(keys) == set(S3_ROLES)
     assert keys["stage"] == secrets.read_s3(layout.s3_credentials("stage"))[0]
+
+
+def test_the_pair_for_artifacts_fits_together(layout: LocalLayout) -> None:
+    """A lost public half is made again from the private one; the private one is never replaced."""
+    private, public = layout.signing_key.read_bytes(), layout.artifact_key.read_bytes()
+    layout.artifact_key.unlink()
+
+    assert secrets.ensure(layout) == [layout.artifact_key.name]
+    assert (layout.signing_key.read_bytes(), layout.artifact_key.read_bytes()) == (private, public)
+    layout.artifact_key.write_text("changed")
+    secrets.ensure(layout)
+    assert layout.artifact_key.read_bytes() == public
+
+
+def test_a_pair_of_one_s_own_is_used_and_none_is_made(tmp_path: Path) -> None:
+    """The path reaches Airflow's tasks, which start the programs."""
+    own = {"signing_key": tmp_path / "own.pem", "artifact_key": tmp_path / "own.pub"}
+    layout = LocalLayout.make(home=tmp_path / "h", cache=tmp_path / "c", base_port=30000, checkout=CHECKOUT, **own)
+
+    assert not [name for name in secrets.ensure(layout) if name.startswith("artifact")]
+    assert services.airflow_env(layout)["HEADWAY_SIGNING_KEY"] == str(tmp_path / "own.pem")
+    assert "HEADWAY_SIGNING_KEY" not in layout.child_env("airflow")
+
+
+@pytest.mark.parametrize(
+    ("program", "gets"),
+    [("quantize", {"HEADWAY_SIGNING_KEY"}), ("stage", {"HEADWAY_ARTIFACT_KEY"}), ("bench", set()), ("quality", set())],
+)
+def test_each_program_gets_its_half_of_the_pair_and_no_more(
+    layout: LocalLayout, program: Program, gets: set[str]
+) -> None:
+    """Least rights: whoever only reads artifacts cannot sign one."""
+    job = Job(name="j", program=program, environment="airflow", payload={}, deadline_s=60)
+    extra = LocalJobs(layout)._extra(job)
+
+    assert {name for name in extra if name.endswith("_KEY")} == gets
+    assert not any(
+        value in extra.values() for value in (layout.signing_key.read_text(), layout.artifact_key.read_text())
+    )
 
 
 def test_only_the_admin_may_do_everything() -> None:

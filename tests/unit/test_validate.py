@@ -1,11 +1,13 @@
 """Nothing that breaks a rule gets near an engine, and every finding is listed at once."""
 
+import hashlib
 import json
 from typing import Any
 
 import pytest
 
 from headway.domain.model import ModelVersion, Selection, SourceFile
+from headway.domain.profile import Weights
 from headway.domain.release import Validated
 from headway.errors import ModelRejected
 from headway.release import validate
@@ -42,26 +44,30 @@ def model(**changes: Any) -> dict[str, bytes]:
     files: dict[str, bytes | None] = {
         "config.json": json.dumps(CONFIG).encode(),
         "tokenizer.json": b"{}",
-        "tokenizer_config.json": json.dumps({"chat_template": "{{ x }}"}).encode(),
+        "tokenizer_config.json": json.dumps({"chat_template": "{{ messages }}"}).encode(),
         "model.safetensors": shard(TENSORS),
         **changes,
     }
     return {path: body for path, body in files.items() if body is not None}
 
 
-def check(files: dict[str, bytes]) -> Validated:
-    """Validate a model of these files."""
-    weights = FakeWeightStore(objects={ROOT + path: body for path, body in files.items()})
-    selection = Selection(
+def selected(files: dict[str, bytes]) -> Selection:
+    """Select a model of these files."""
+    return Selection(
         model=ModelVersion(name="tiny", version=1, source_uri=ROOT),
         layout="plain",
         files=tuple(
-            SourceFile(path=path, uri=ROOT + path, size_bytes=len(body), sha256="0" * 64)
+            SourceFile(path=path, uri=ROOT + path, size_bytes=len(body), sha256=hashlib.sha256(body).hexdigest())
             for path, body in files.items()
         ),
         selected_by="version 1",
     )
-    return validate.run(selection, weights)
+
+
+def check(files: dict[str, bytes], rules: Weights | None = None) -> Validated:
+    """Validate a model of these files."""
+    weights = FakeWeightStore(objects={ROOT + path: body for path, body in files.items()})
+    return validate.run(selected(files), weights, rules)
 
 
 def findings(files: dict[str, bytes]) -> list[str]:
@@ -96,11 +102,7 @@ def test_only_headers_of_weights_are_read() -> None:
 
     files = model(**{"model.safetensors": shard({"model.layers.0.up_proj.weight": ("F32", [1000, 1000])})})
     weights = Watching(objects={ROOT + path: body for path, body in files.items()})
-    sources = tuple(SourceFile(path=p, uri=ROOT + p, size_bytes=len(b), sha256="0" * 64) for p, b in files.items())
-    selected = Selection(
-        model=ModelVersion(name="tiny", version=1, source_uri=ROOT), layout="plain", files=sources, selected_by="x"
-    )
-    validate.run(selected, weights)
+    validate.run(selected(files), weights)
 
     assert sum(size for uri, size in read if uri.endswith(".safetensors")) < 1000
 
@@ -214,9 +216,41 @@ def test_all_findings_come_at_once() -> None:
 def test_the_chat_template_is_pinned_wherever_it_is() -> None:
     """A changed template changes what every user's request becomes."""
     inside = check(model()).chat_template_sha256
-    other = check(model(**{"tokenizer_config.json": b'{"chat_template": "{{ y }}"}'})).chat_template_sha256
-    beside = check(model(**{"chat_template.jinja": b"{{ x }}"})).chat_template_sha256
+    other = check(model(**{"tokenizer_config.json": b'{"chat_template": "{{ messages }}."}'})).chat_template_sha256
+    beside = check(model(**{"chat_template.jinja": b"{{ messages }} "})).chat_template_sha256
     none = check(model(**{"tokenizer_config.json": b"{}"})).chat_template_sha256
 
     assert len({inside, other, beside, none}) == 4
     assert none is None
+    assert check(model(**{"chat_template.jinja": b"{{ messages }}"})).chat_template_sha256 == inside
+    assert check(model(), Weights(chat_template_sha256=inside)).chat_template_sha256 == inside
+    with pytest.raises(ModelRejected, match="the profile allows"):
+        check(model(), Weights(chat_template_sha256=other))
+    with pytest.raises(ModelRejected, match="the profile names one"):
+        check(model(**{"tokenizer_config.json": b"{}"}), Weights(chat_template_sha256=inside))
+    # Engines differ in which of two they take.
+    with pytest.raises(ModelRejected, match=r"chat_template\.jinja"):
+        check(model(**{"chat_template.jinja": b"{{ messages }} "}), Weights(chat_template_sha256=inside))
+
+
+def test_a_quantized_source_is_served_as_it_is_or_not_at_all() -> None:
+    """Quantizing twice loses quality twice."""
+    config = {**CONFIG, "quantization_config": {"quant_method": "compressed-tensors"}}
+    files = model(**{"config.json": json.dumps(config).encode()})
+
+    assert check(files).quantized == "compressed-tensors"
+    assert check(files, Weights(schemes=("none",))).quantized == "compressed-tensors"
+    assert check(model()).quantized is None
+    with pytest.raises(ModelRejected, match="quantized already"):
+        check(files, Weights(schemes=("fp8-dynamic",)))
+
+
+def test_only_what_was_selected_is_believed() -> None:
+    """A configuration that was replaced after its digest was taken is another one."""
+    files = model()
+    weights = FakeWeightStore(objects={ROOT + path: body for path, body in files.items()})
+    selection = selected(files)
+    weights.objects[ROOT + "config.json"] = json.dumps({**CONFIG, "vocab_size": 11}).encode()
+
+    with pytest.raises(ModelRejected, match="was changed since"):
+        validate.run(selection, weights)

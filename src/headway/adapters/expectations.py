@@ -111,8 +111,39 @@ def _bench_records(frame: "pd.DataFrame", e: Any) -> list[tuple[str, "pd.DataFra
     ]
 
 
+LEAST_CHARACTERS, MOST_CHARACTERS = 80, 1_000_000
+"""A shorter calibration text moves few activations; a longer one is a book, of which the first page is used."""
+LONG_ENOUGH = 0.9
+"""Share of the rows that must reach the least length: a chat may have a greeting in it."""
+LEAST_UNIQUE = 0.9
+"""A text that is there many times weighs as often."""
+
+
+def _calibration(frame: "pd.DataFrame", e: Any) -> list[tuple[str, "pd.DataFrame", list[Any]]]:
+    """Build the suite of calibration texts, as `headway.domain.calibration.check_rows` tables them."""
+    wanted = [column.removeprefix("least_") for column in frame.columns if column.startswith("least_")]
+    return [
+        (
+            "calibration texts",
+            frame,
+            [
+                e.ExpectColumnValuesToBeBetween(column="characters", min_value=1, max_value=MOST_CHARACTERS),
+                e.ExpectColumnValuesToBeBetween(column="characters", min_value=LEAST_CHARACTERS, mostly=LONG_ENOUGH),
+                e.ExpectColumnProportionOfUniqueValuesToBeBetween(column="sha256", min_value=LEAST_UNIQUE),
+                *(
+                    e.ExpectColumnMeanToBeBetween(
+                        column=f"is_{language}", min_value=float(frame[f"least_{language}"].iloc[0])
+                    )
+                    for language in wanted
+                ),
+            ],
+        )
+    ]
+
+
 SUITES: Mapping[str, Callable[["pd.DataFrame", Any], list[tuple[str, "pd.DataFrame", list[Any]]]]] = {
-    "bench_records": _bench_records
+    "bench_records": _bench_records,
+    "calibration": _calibration,
 }
 
 

@@ -36,16 +36,22 @@ def status() -> None:
 def plan(model: Model, version: Version = None, alias: Alias = None) -> None:
     """Show what a release would do, without doing it."""
     from headway.cli import show
+    from headway.release import calibration, select, validate
     from headway.release import plan as planning
-    from headway.release import select, validate
 
     backend = _connect()
     profile = backend.profile(model)
     named = None if version else alias or profile.alias
     chosen = select.run(model, backend.registry, backend.weights, alias=named, version=version)
-    checked = validate.run(chosen, backend.weights)
-    image = backend.serving_image(profile)
-    made = planning.make(profile, chosen, checked, serving_image=image, model_root=backend.model_root)
+    checked = validate.run(chosen, backend.weights, profile.weights, backend.signatures)
+    made = planning.make(
+        profile,
+        chosen,
+        checked,
+        serving_image=backend.serving_image(profile),
+        model_root=backend.model_root,
+        calibration_digest=calibration.run(profile, backend.weights, backend.checks),
+    )
     _console().print(*show.plan(backend, made), sep="\n")
 
 

@@ -1,14 +1,35 @@
 """One line a request: what the load generator saw, what it was asked to do, and what it hands back."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 from headway.domain.profile import Canary, Quality
 from headway.domain.release import QualityFigures
 from headway.domain.value import Value
+from headway.domain.weights import Scheme
 
 Side = Literal["stable", "candidate"]
+
+
+class Question(NamedTuple):
+    """A fixed question, and the words of which one is in every right answer."""
+
+    prompt: str
+    facts: tuple[str, ...]
+
+
+QUESTIONS: tuple[Question, ...] = (
+    Question("What is the capital of France? Answer in one sentence.", ("paris",)),
+    Question("What is two plus two? Answer with one number.", ("4", "four")),
+    Question("Which colour has the sky on a clear day? Answer in one sentence.", ("blue",)),
+    Question("How many days are in a week? Answer with one number.", ("7", "seven")),
+    Question("Name the first month of the year. Answer with one word.", ("january",)),
+    Question("On which planet do people live? Answer with one word.", ("earth",)),
+)
+"""Asked greedily of every side and of the source itself. A fact counts only if the source knows it."""
+ANSWER_TOKENS = 96
+"""Most tokens of an answer."""
 
 
 class RequestRecord(Value):
@@ -93,6 +114,8 @@ class CanaryAnswer(Value):
     prompt: str
     text: str = ""
     finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    """Tokens of the question as the server counts them; none if it did not say."""
     error: str | None = None
 
 
@@ -120,7 +143,16 @@ class BenchJob(Value):
     reference: QualityFigures | None = None
     """Figures of the candidate's source, to compare the served ones with; none: perplexity is not measured."""
     reference_token_ids: tuple[tuple[int, ...], ...] = ()
-    """The fixed texts as token ids (from the source's reference)."""
+    """The fixed texts as token ids. For jobs without a `reference_uri`."""
+    reference_uri: str = ""
+    """`s3://` address of the source's whole reference, which the program reads itself: it is too large for a job."""
+    reference_digest: str = ""
+    """Name of that reference's content, as `digest` gives it."""
+    scheme: Scheme = "none"
+    """How the candidate is quantized; the limits depend on its bits."""
+    noise_uri: str = ""
+    """`s3://` address of the figures of this source served as it is, on the same engine. A job with scheme `none`
+    leaves them there, if nobody has; others read them."""
     engine: str = "vllm"
     """Name and version of what serves, for the figures."""
     live_rate_url: str | None = None
@@ -168,6 +200,8 @@ class BenchResult(Value):
     answers: tuple[CanaryAnswer, ...] = ()
     quality_error: str = ""
     """Why perplexity could not be measured although it was asked for."""
+    noise: QualityFigures | None = None
+    """Figures of the source served as it is, where they are known."""
     records_path: str
     records_uri: str = ""
     records_sha256: str

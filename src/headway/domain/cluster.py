@@ -1,10 +1,25 @@
 """A running vLLM cluster, and the Serve config that both backends give to Ray."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from headway.domain.profile import Engine, Replicas
 from headway.domain.value import Value
 from headway.units import GIB
+
+CPU_ENVIRONMENT: Mapping[str, str] = {
+    # Without a C++ compiler the first sampled request would kill the engine.
+    "TORCHDYNAMO_DISABLE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    # vLLM would bind every engine of the machine to the same first core.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # headway.adapters.local.vllm_cpu takes their place.
+    "VLLM_DISABLED_KERNELS": "ChannelWiseTorchFP8ScaledMMLinearKernel,CPUWNA16LinearKernel",
+}
+"""What every vLLM engine on a CPU is started with, in a cluster and in the quality program."""
 
 ClusterPhase = Literal["absent", "starting", "ready", "failed"]
 APPLICATION = "llm"
@@ -51,6 +66,33 @@ class Capacity(Value):
     detail: str = ""
 
 
+def engine_arguments(engine: Engine, *, tensor_parallel: int, cpu: bool) -> dict[str, Any]:
+    """Return the arguments of a vLLM engine, by the names that its Python interface has.
+
+    Args:
+        engine: The profile's settings.
+        tensor_parallel: Accelerators of one replica.
+        cpu: Whether it runs on CPU (embedded) or on accelerators.
+    """
+    return {
+        "max_model_len": engine.max_model_len,
+        "max_num_seqs": engine.max_num_seqs,
+        "enable_prefix_caching": engine.enable_prefix_caching,
+        "dtype": engine.dtype,
+        "kv_cache_dtype": engine.kv_cache_dtype,
+        "max_logprobs": engine.max_logprobs,
+        "tensor_parallel_size": tensor_parallel,
+        # Of a quantized checkpoint vLLM does not ask by itself whether every weight was there.
+        "model_loader_extra_config": {"enable_weights_track": True},
+        # Not by VLLM_CPU_KVCACHE_SPACE, which takes whole GiB only.
+        **(
+            {"enforce_eager": True, "kv_cache_memory_bytes": int(engine.kv_cache_gib * GIB)}
+            if cpu
+            else {"gpu_memory_utilization": engine.gpu_memory_utilization}
+        ),
+    }
+
+
 def serve_config(spec: ClusterSpec, *, cpu: bool, http_port: int, host: str = "0.0.0.0") -> dict[str, Any]:  # noqa: S104
     """Build the body of Ray's `PUT /api/serve/applications/` for a cluster.
 
@@ -66,21 +108,7 @@ def serve_config(spec: ClusterSpec, *, cpu: bool, http_port: int, host: str = "0
     engine = spec.engine
     llm_config: dict[str, Any] = {
         "model_loading_config": {"model_id": spec.model, "model_source": spec.model_dir},
-        "engine_kwargs": {
-            "max_model_len": engine.max_model_len,
-            "max_num_seqs": engine.max_num_seqs,
-            "enable_prefix_caching": engine.enable_prefix_caching,
-            "dtype": engine.dtype,
-            "kv_cache_dtype": engine.kv_cache_dtype,
-            "max_logprobs": engine.max_logprobs,
-            "tensor_parallel_size": spec.tensor_parallel,
-            # Not by VLLM_CPU_KVCACHE_SPACE, which takes whole GiB only.
-            **(
-                {"enforce_eager": True, "kv_cache_memory_bytes": int(engine.kv_cache_gib * GIB)}
-                if cpu
-                else {"gpu_memory_utilization": engine.gpu_memory_utilization}
-            ),
-        },
+        "engine_kwargs": engine_arguments(engine, tensor_parallel=spec.tensor_parallel, cpu=cpu),
         "deployment_config": {
             "max_ongoing_requests": max(2 * engine.max_num_seqs, 16),
             # A model that cannot be loaded is not loaded again: Ray's own three tries take a minute or more each.

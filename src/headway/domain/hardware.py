@@ -13,6 +13,11 @@ class Accelerator(Value):
     compute_capability: float
     """NVIDIA compute capability; 0 for a CPU."""
 
+    @property
+    def is_cpu(self) -> bool:
+        """Whether vLLM runs on its CPU backend."""
+        return self.compute_capability == 0
+
 
 ACCELERATORS: dict[str, Accelerator] = {
     a.name: a

@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 from headway.domain.value import Value
 
-Program = Literal["quantize", "quality", "stage", "bench"]
-Environment = Literal["quantize", "serve", "airflow"]
+Program = Literal["quantize", "quality", "stage", "bench", "tasks"]
+Environment = Literal["quantize", "serve", "airflow", "tasks"]
 JobPhase = Literal["absent", "running", "succeeded", "retryable", "failed"]
 
 EXIT_DONE, EXIT_FAILED, EXIT_RETRY = 0, 1, 75

@@ -87,6 +87,49 @@ class Weights(Value):
     """The one chat template that may serve, by the sha256 in the report; none: any that passes the rules."""
 
 
+class Tasks(Value):
+    """Tasks of lm-evaluation-harness, answered by the served model (the step after the benchmark)."""
+
+    names: tuple[str, ...] = Field(min_length=1)
+    """Tasks or groups of tasks: the harness's own, or those that `include_uri` brings."""
+    include_uri: str | None = None
+    """`s3://` address of a tar file, or a prefix that ends in a slash, with task files (YAML) and their data."""
+    include_sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
+    """Digest of those files as the result shows it; none: whatever lies there is taken."""
+    metrics: dict[str, str] = {}
+    """Metric of a task, such as `{gsm8k: "exact_match,strict-match"}`; otherwise `acc_norm`, `acc`, `exact_match` or
+    the task's first one."""
+    limit: int | None = Field(default=200, ge=20)
+    """Samples of a task (of each one in a group), from the first on; none: all."""
+    num_fewshot: int | None = Field(default=None, ge=0)
+    """Solved examples before each question; none: as the task says."""
+    chat: bool = False
+    """Whether `/v1/chat/completions` is asked; tasks that compare log-likelihoods (multiple choice) cannot."""
+    concurrency: int = Field(default=2, ge=1, le=64)
+    """Requests in flight, on one side at a time; stable has users meanwhile."""
+    min_recovery: float | None = Field(default=None, gt=0)
+    """Score of the candidate over that of stable, mean of the tasks; none: 0.99 from 8 bit on, 0.98 for 4 bit."""
+    min_task_recovery: float | None = Field(default=None, gt=0)
+    """The same for each single task; none: shown, not judged."""
+    min_score: dict[str, float] = {}
+    """Least score of a task, absolute: the only limit that a first release can miss."""
+    deadline_s: int = Field(default=7200, ge=60)
+    """After this the step fails and stable stays."""
+
+    @model_validator(mode="after")
+    def _named(self) -> "Tasks":
+        if len(set(self.names)) != len(self.names):
+            raise ValueError(f"quality.tasks.names is {list(self.names)}; each task may be there once")
+        strangers = sorted({*self.metrics, *self.min_score} - set(self.names))
+        if strangers:
+            raise ValueError(
+                f"quality.tasks has a metric or a score for {', '.join(strangers)}, which are not in its names"
+            )
+        if self.include_sha256 and not self.include_uri:
+            raise ValueError("quality.tasks.include_sha256 is there without an include_uri that it could be of")
+        return self
+
+
 class Quality(Value):
     """Limits of the quality gate (design rule 13.6)."""
 
@@ -100,6 +143,8 @@ class Quality(Value):
     """Perplexity of the source over that of stable's source: a model broken before quantizing fails here."""
     max_ppl: float = Field(default=200.0, gt=1)
     """Absolute limit of the source's perplexity on the fixed texts."""
+    tasks: Tasks | None = None
+    """Task accuracy through the served endpoint; none: not measured."""
 
 
 class Replicas(Value):

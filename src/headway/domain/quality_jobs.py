@@ -24,10 +24,17 @@ class QualityJob(Value):
     served_model: str
     engine: Engine
     tensor_parallel: int = 1
+    accelerator: str = "cpu"
+    """As the profile names it; decides how the engine is started."""
     dest_root: str
     """Directory of the node below which artifacts are staged; used by `answers`."""
     reference_uri: str = ""
     """Where the figures of the source are; used by `answers`."""
+    noise_uri: str = ""
+    """Where the figures of the source served as it is are kept; see `BenchJob.noise_uri`."""
+    start_s: int = Field(default=900, ge=10)
+    """Seconds within which the engine must answer."""
+    request_timeout_s: float = Field(default=120, gt=0)
     result_uri: str
     """Where the result is kept; the first one stays."""
 
@@ -45,6 +52,8 @@ class QualityResult(Value):
     findings: tuple[str, ...] = ()
     """Each reason why it would not serve: the validator's words, or weights that the engine did not find."""
     served: QualityFigures | None = None
+    noise: QualityFigures | None = None
+    """Figures of the source served as it is, where they are known."""
     answers: tuple[CanaryAnswer, ...] = ()
     why_missing: str = ""
     """Why there are no figures although they were asked for."""

@@ -24,6 +24,10 @@ class Validated(Value):
     checks: tuple[str, ...]
     """Each rule that was checked, in words, for the report."""
     chat_template_sha256: str | None = None
+    signed_by: str | None = None
+    """Whose signature was verified: `key <sha256>` or `certificate <subject> <sha256>`; none: nobody's."""
+    quantized: str | None = None
+    """The method by which the source is quantized already (`quant_method`); only the scheme `none` fits it then."""
 
 
 class MemoryBudget(Value):
@@ -44,6 +48,15 @@ class MemoryBudget(Value):
         return self.weights_bytes + self.kv_cache_bytes + self.overhead_bytes
 
 
+class Contender(Value):
+    """One scheme of a race: all of the plan that depends on the scheme."""
+
+    recipe: Recipe
+    artifact_digest: str
+    cluster_digest: str
+    memory: MemoryBudget
+
+
 class ReleasePlan(Value):
     """Everything resolved. Made once, never edited; its digests name all that is made from it."""
 
@@ -57,6 +70,17 @@ class ReleasePlan(Value):
     serving_image: str
     memory: MemoryBudget
     cluster: ClusterSpec
+    contenders: tuple[Contender, ...] = ()
+    """Of a race (`weights.choose: race`): every scheme that serves and fits, the fewest bytes first. The plan itself is
+    made for the first of them until `plan.choose` takes another."""
+    passed_over: tuple[str, ...] = ()
+    """Schemes of the profile that come before the chosen one and will not do, with the reason, for the report; of a
+    race all that take no part."""
+
+    @property
+    def calibration_uri(self) -> str | None:
+        """Where the calibration texts are; none if the recipe needs none, or those of headway."""
+        return self.profile.weights.calibration.uri if self.recipe.calibration_digest else None
 
     @property
     def plan_digest(self) -> str:
@@ -90,6 +114,20 @@ class QualityFigures(Value):
     """Sum of negative log-likelihoods in nats over `tokens` scored tokens."""
     per_text_nll: tuple[float, ...]
     per_text_tokens: tuple[int, ...]
+    per_text_kl: tuple[float, ...] = ()
+    """Divergence of this model from its source, summed over a text's scored tokens, in nats; empty: not measured."""
+    per_text_top1: tuple[int, ...] = ()
+    """Scored tokens of a text on which its first choice is the source's; empty: not measured."""
+
+    @property
+    def kl(self) -> float | None:
+        """Mean divergence from the source in nats a token; none if it was not measured."""
+        return sum(self.per_text_kl) / self.tokens if self.per_text_kl and self.tokens else None
+
+    @property
+    def top1(self) -> float | None:
+        """Share of the tokens on which its first choice is the source's; none if it was not measured."""
+        return sum(self.per_text_top1) / self.tokens if self.per_text_top1 and self.tokens else None
 
     @property
     def perplexity(self) -> float:
@@ -100,14 +138,55 @@ class QualityFigures(Value):
         return math.exp(ratio) if ratio < 700 else math.inf
 
 
-class Reference(Value):
-    """Figures of a source, made once per source digest and set of texts, and stored (design rule 13.6)."""
+class SourceAnswer(Value):
+    """What the source itself answers to a fixed question, greedily."""
 
-    schema_version: int = 1
+    prompt: str
+    text: str
+    finish_reason: str
+    """`stop` if it ended by itself, `length` if it was cut."""
+    prompt_tokens: int
+    """Tokens of the question with the chat template around it: another tokenizer or template gives another number."""
+
+
+class Reference(Value):
+    """Figures of a source, made once per source digest and set of texts, and stored (design rule 13.6).
+
+    Version 1 had neither `answers` nor `top_sha256`; the quantize program adds them where they are missing.
+    """
+
+    schema_version: int = 2
     source_digest: str
     figures: QualityFigures
     token_ids: tuple[tuple[int, ...], ...]
     """The texts as this model's tokenizer splits them, so that the served model is asked about the same tokens."""
+    answers: tuple[SourceAnswer, ...] = ()
+    top_sha256: str = ""
+    """Digest of the object that holds the `TopLogprobs`, a megabyte that only programs read."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether it has what this version measures of a source; if not, the quantize program must run."""
+        return bool(self.top_sha256)
+
+
+class TopLogprobs(Value):
+    """The head of a source's next-token distributions on the fixed texts: what a divergence is measured against.
+
+    Each row is one text; position k of it is the text's token k + 1, given all before it.
+    """
+
+    schema_version: int = 1
+    source_digest: str
+    prompt_set_digest: str
+    width: int
+    """Tokens of a position that are kept, the most probable first."""
+    token_logprobs: tuple[tuple[float, ...], ...]
+    """Of the text's own token, in nats."""
+    top_ids: tuple[tuple[int, ...], ...]
+    """`width` token ids a position, one position after the other."""
+    top_logprobs: tuple[tuple[float, ...], ...]
+    """Their log-probabilities, likewise."""
 
 
 class Check(Value):
@@ -118,6 +197,11 @@ class Check(Value):
     limit: float | None
     passed: bool
     sentence: str
+    low: float | None = None
+    high: float | None = None
+    """95 % interval of `measured`, where there is one; the limit is held against `measured` itself."""
+    noise: float | None = None
+    """The same figure of the source served as it is, where it is known."""
 
 
 class MetricEffect(Value):
@@ -155,6 +239,10 @@ class Verdict(Value):
     records_uri: str = ""
     """Where the requests' records are, from which the decision can be replayed."""
     records_sha256: str = ""
+    served: QualityFigures | None = None
+    """Of the candidate, text by text, for the report."""
+    noise: QualityFigures | None = None
+    """Of the source served as it is: what the engine alone makes of the figures."""
 
 
 class StepRecord(Value):

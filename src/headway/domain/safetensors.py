@@ -4,17 +4,20 @@ Format: 8 bytes little-endian length, a JSON header, then the tensors without ga
 (https://github.com/huggingface/safetensors, "Format").
 """
 
-import json
 import math
 import struct
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from headway.domain import strict_json
 from headway.units import MIB
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100 * MIB
 """The limit of the reference implementation."""
+
+MAX_NUMBER = 2**64 - 1
+MAX_DIMENSIONS = 64
 
 ITEM_BITS: dict[str, int] = {
     "BOOL": 8,
@@ -91,12 +94,15 @@ def parse_header(header: bytes, file_bytes: int) -> list[Tensor]:
     Raises:
         HeaderError: It contradicts the format or the file.
     """
+    if header[:1] != b"{":
+        raise HeaderError("has a header that does not begin with `{`")
     try:
-        described = json.loads(header, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
+        described = strict_json.parse(header)
+    except ValueError as error:
         raise HeaderError(f"has a header that is no JSON ({error})") from error
-    if not isinstance(described, dict):
-        raise HeaderError("has a header that is no JSON object")
+    metadata = described.get("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise HeaderError("has `__metadata__` that is no mapping of texts")
     tensors = [_tensor(name, value) for name, value in described.items() if name != "__metadata__"]
     tensors.sort(key=lambda tensor: (tensor.start, tensor.end))
     position = 0
@@ -111,22 +117,19 @@ def parse_header(header: bytes, file_bytes: int) -> list[Tensor]:
     return tensors
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice} is there twice")
-    return dict(pairs)
-
-
 def _tensor(name: str, value: Any) -> Tensor:
     if not isinstance(value, Mapping) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise HeaderError(f"describes tensor {name} without dtype, shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
-    if dtype not in ITEM_BITS:
+    if not isinstance(dtype, str) or dtype not in ITEM_BITS:
         raise HeaderError(f"has tensor {name} of the unknown dtype {dtype!r}")
     if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2:
         raise HeaderError(f"describes tensor {name} with a shape or offsets that are no natural numbers")
+    # Beyond 64 bits the reference implementation overflows, and no file is that large.
+    if len(shape) > MAX_DIMENSIONS:
+        raise HeaderError(f"describes tensor {name} with {len(shape)} dimensions; at most {MAX_DIMENSIONS} are read")
+    if max([*shape, *offsets], default=0) > MAX_NUMBER or math.prod(shape) > MAX_NUMBER:
+        raise HeaderError(f"describes tensor {name} with a shape or offsets beyond 64 bits")
     tensor = Tensor(name, dtype, tuple(shape), offsets[0], offsets[1])
     bits = tensor.items * ITEM_BITS[dtype]
     if bits % 8 or tensor.end - tensor.start != bits // 8:

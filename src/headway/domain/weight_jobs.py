@@ -32,6 +32,33 @@ class QuantizeJob(Value):
     """Figures of stable's source on the same texts."""
 
 
+class LayerError(Value):
+    """How far a part of the quantized model is from the source."""
+
+    name: str
+    kind: Literal["output", "weight"]
+    """`output`: of a decoder layer, on a few calibration texts, with the error of the layers before it. `weight`: of a
+    Linear's weights, where the model was never loaded."""
+    relative_error: float | None
+    """Euclidean norm of the difference over that of the source; none: not a finite number."""
+
+
+class LayerErrors(Value):
+    """The errors of an artifact, as they are kept beside it: the figures of a run, so no file of the artifact."""
+
+    schema_version: int = 1
+    artifact_digest: str
+    content_digest: str
+    layers: tuple[LayerError, ...]
+    peak_rss_bytes: int | None = None
+    seconds: dict[str, float] = Field(default_factory=dict)
+    """Of the run that made the artifact."""
+
+
+LAYER_ERRORS = "layer_errors.json"
+"""Name of that object, beside the manifest."""
+
+
 class QuantizeResult(Value):
     """What the quantize program did."""
 
@@ -45,6 +72,12 @@ class QuantizeResult(Value):
     seconds: dict[str, float] = Field(default_factory=dict)
     """Time of each part: fetch, reference, quantize, upload."""
     tools: dict[str, str] = Field(default_factory=dict)
+    layer_errors: tuple[LayerError, ...] = ()
+    """Of the artifact, also when it was found; empty where the source is served as it is."""
+    peak_rss_bytes: int | None = None
+    """Most memory that was resident while quantizing; none where nothing was quantized."""
+    loaded: bool | None = None
+    """Whether the model was loaded; otherwise its files were quantized one by one."""
 
 
 class StageJob(Value):
@@ -53,6 +86,9 @@ class StageJob(Value):
     mode: Literal["stage", "scrub"] = "stage"
     """`scrub`: hash again what is on the disk, and repair what differs; `artifact_digest` empty means everything."""
     artifact_digest: str = ""
+    content_digest: str = ""
+    """Bytes that the plan means, as `Manifest.content_digest`: an artifact that was deleted and made again may have
+    others. Empty: whichever bear the artifact's digest."""
     artifact_uri: str
     """Where the artifact is, an `s3://` address that ends in a slash; for a scrub the address of all artifacts."""
     dest_root: str
@@ -73,6 +109,8 @@ class StageResult(Value):
     path: str
     artifact_digest: str
     size_bytes: int
+    fetched_bytes: int = 0
+    """Bytes that came from the store in this run."""
     resumed_bytes: int = 0
     """Bytes that an earlier, ended run had left and that proved right."""
     shared_bytes: int = 0

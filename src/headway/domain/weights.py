@@ -1,15 +1,20 @@
 """Artifacts: sets of weight files with a manifest, and the recipes that make them."""
 
-from typing import Literal
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import ValidationError, model_validator
 
 from headway.domain.value import Value, digest
+from headway.errors import ConfigError, IntegrityError
 from headway.units import MIB
 
 PART_BYTES = 64 * MIB
 """Size of the parts that are hashed and fetched apart (the last one is shorter)."""
 
-SCHEMA = 1
-"""Version of the manifest's schema. Version N reads N-1."""
+SCHEMA = 2
+"""Version of the manifest's schema. Version N reads N-1. 2: provenance of any shape, and a signed statement."""
 
 Scheme = Literal["none", "fp8-dynamic", "fp8", "w8a8", "w4a16-gptq", "w4a16-awq", "nvfp4", "fp8-block"]
 
@@ -18,12 +23,12 @@ BITS_PER_WEIGHT: dict[str, float] = {
     "fp8-dynamic": 8.0,
     "fp8": 8.0,
     "w8a8": 8.0,
-    "w4a16-gptq": 4.25,
-    "w4a16-awq": 4.25,
+    "w4a16-gptq": 4.0,
+    "w4a16-awq": 4.0,
     "nvfp4": 4.5,
     "fp8-block": 8.0,
 }
-"""Bits of a Linear weight with its scales; 4.25 is 4 bits and an fp16 scale for each group of 64."""
+"""Bits of a Linear weight, without the scales of groups that `serving.bits_per_weight` adds; nvfp4 with its own."""
 
 
 UNTRIED: dict[Scheme, str] = {
@@ -58,8 +63,21 @@ class Manifest(Value):
     schema_version: int = SCHEMA
     artifact_digest: str
     files: tuple[WeightFile, ...]
-    provenance: dict[str, str] = {}
-    """Source digest, scheme, versions of the tools: what made it."""
+    provenance: dict[str, Any] = {}
+    """What made it: the predicate of SLSA provenance v1 (`headway.domain.provenance`); in schema 1 plain texts."""
+    statement: dict[str, Any] | None = None
+    """Files and provenance, signed: a sigstore bundle. None where the deployment has no key."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _readable(cls, value: Any) -> Any:
+        """Name a newer schema before its unknown fields are complained about."""
+        version = value.get("schema_version", SCHEMA) if isinstance(value, Mapping) else SCHEMA
+        if isinstance(version, int) and version > SCHEMA:
+            raise ValueError(
+                f"it is of schema {version}, and this headway reads up to {SCHEMA}; a newer headway wrote it, use that"
+            )
+        return value
 
     @property
     def size_bytes(self) -> int:
@@ -110,3 +128,37 @@ def artifact_digest(source_digest: str, recipe: Recipe) -> str:
     later = {"calibration_samples", "calibration_tokens", "group_size", "kv_cache_scales"}
     told = {name: value for name, value in recipe.to_json().items() if value or name not in later}
     return digest({"source": source_digest, "recipe": told})
+
+
+def read_manifest(data: Mapping[str, Any], origin: str) -> Manifest:
+    """Return the manifest in a JSON object, checked as far as that needs no bytes of the files.
+
+    Args:
+        data: The JSON object.
+        origin: Where it is from, for messages.
+
+    Raises:
+        ConfigError: It is of a newer headway.
+        IntegrityError: It is no manifest, or contradicts itself.
+    """
+    version = data.get("schema_version", SCHEMA)
+    if isinstance(version, int) and version > SCHEMA:
+        raise ConfigError(
+            f"{origin} has schema version {version}, this headway reads versions up to {SCHEMA}; it was made by a "
+            "newer headway. Upgrade this one",
+            origin=origin,
+            schema_version=version,
+        )
+    try:
+        manifest = Manifest.model_validate(dict(data))
+    except ValidationError as error:
+        raise IntegrityError(f"{origin} is no manifest that this headway can read: {error}", origin=origin) from error
+    names = [file.path for file in manifest.files]
+    if twice := sorted(name for name in set(names) if names.count(name) > 1):
+        raise IntegrityError(f"{origin} lists {twice} more than once; delete the artifact", origin=origin)
+    for file in manifest.files:
+        if file.size_bytes < 0 or not all(re.fullmatch(r"[0-9a-f]{64}", text) for text in (file.sha256, *file.parts)):
+            raise IntegrityError(
+                f"{origin} gives `{file.path}` a size or a sha256 that is none; delete the artifact", origin=origin
+            )
+    return manifest

@@ -21,9 +21,9 @@ from headway.domain.bench import BenchJob, BenchResult, BlockSummary, CanaryAnsw
 from headway.domain.release import Check, QualityFigures
 from headway.domain.value import digest
 from headway.errors import BackendError, BackendUnavailable
-from headway.judge.quality import answers_check, served_check
+from headway.judge.quality import answers_check, served_checks
 from headway.judge.verdict import Analysis, analyse, planned_blocks
-from headway.pods import bench_quality, bench_records
+from headway.pods import bench_quality, bench_records, reference
 from headway.pods.bench_live import LiveLoad
 from headway.pods.bench_load import Ask, Clock, make_session, run_block, schedule, send
 from headway.pods.io import Progress, run_program
@@ -34,18 +34,22 @@ REACH_WAIT_S = 30.0
 RESTART_GAP_S = 1.0
 
 
-async def run(job: BenchJob, folder: Path, progress: Progress) -> BenchResult:
+async def run(
+    job: BenchJob, folder: Path, progress: Progress, yardstick: bench_quality.Yardstick | None = None
+) -> BenchResult:
     """Run the benchmark, from the start or from where an earlier try stopped.
 
     Args:
         job: What to do.
         folder: Where the records are kept.
         progress: Told how far it is, in percent, and what it does.
+        yardstick: What the candidate's answers are measured against; by default what the job carries itself.
 
     Raises:
         BackendUnavailable: If stable or the gateway cannot be reached at all; try again.
     """
     path = folder / job.records_path
+    yardstick = yardstick or bench_quality.of_job(job)
     found = bench_records.reopen(path, digest(job))
     records, summaries = list(found.records), list(found.summaries)
     ends = [s.ended_s for s in summaries]
@@ -55,8 +59,8 @@ async def run(job: BenchJob, folder: Path, progress: Progress) -> BenchResult:
         progress(1, "asking the fixed questions")
         with _Timed(seconds, "quality"):
             await _reach(session, job)
-            answers, served, why_missing = await _quality(session, job, progress)
-        checks = quality_checks(job, answers, served, why_missing)
+            answers, served, why_missing = await _quality(session, job, yardstick, progress)
+        checks = quality_checks(job, yardstick, answers, served, why_missing)
         analysis = analyse(records, summaries, job.canary, checks, paired=job.paired)
         total = planned_blocks(job.canary, paired=job.paired)
         live = LiveLoad(session, job, clock)
@@ -90,12 +94,16 @@ async def run(job: BenchJob, folder: Path, progress: Progress) -> BenchResult:
 
 
 def quality_checks(
-    job: BenchJob, answers: tuple[CanaryAnswer, ...], served: QualityFigures | None, why_missing: str
+    job: BenchJob,
+    yardstick: bench_quality.Yardstick | None,
+    answers: tuple[CanaryAnswer, ...],
+    served: QualityFigures | None,
+    why_missing: str,
 ) -> list[Check]:
     """Return the checks that the judge gets beside the records."""
-    checks = [answers_check(answers)]
-    if job.reference is not None:
-        checks.append(served_check(served, job.reference, job.quality, why_missing=why_missing))
+    checks = [answers_check(answers, yardstick.answers if yardstick else ())]
+    if yardstick is not None:
+        checks += served_checks(served, yardstick.figures, job.quality, job.scheme, why_missing=why_missing)
     return checks
 
 
@@ -118,14 +126,23 @@ async def _reach(session: aiohttp.ClientSession, job: BenchJob) -> None:
 
 
 async def _quality(
-    session: aiohttp.ClientSession, job: BenchJob, progress: Progress
+    session: aiohttp.ClientSession, job: BenchJob, yardstick: bench_quality.Yardstick | None, progress: Progress
 ) -> tuple[tuple[CanaryAnswer, ...], QualityFigures | None, str]:
-    answers = await bench_quality.answers(session, job)
-    if job.reference is None or not answers_check(answers).passed:
-        return answers, None, "" if job.reference is None else "the fixed questions failed before"
+    timeout_s = job.canary.request_timeout_s
+    answers = await bench_quality.answers(session, job.targets, timeout_s)
+    if yardstick is None:
+        return answers, None, ""
+    if any(answer.error for answer in answers if answer.side == "candidate"):
+        return answers, None, "the fixed questions failed before"
     progress(3, "measuring the served perplexity")
     try:
-        return answers, await bench_quality.served_figures(session, job, job.target("candidate")), ""
+        return (
+            answers,
+            await bench_quality.served_figures(
+                session, job.target("candidate"), yardstick, engine=job.engine, timeout_s=timeout_s
+            ),
+            "",
+        )
     except BackendError as error:
         return answers, None, error.message
 
@@ -211,10 +228,17 @@ def main(arguments: list[str]) -> int:
     """Run the program in the current folder; return its exit code."""
 
     def work(job: BenchJob, progress: Progress) -> BenchResult:
-        result = asyncio.run(run(job, Path.cwd(), progress))
-        if job.records_uri:
+        client = S3Client(connection_of(os.environ)) if job.records_uri or job.reference_uri else None
+        yardstick = None
+        if client and job.reference_uri:
+            yardstick = bench_quality.of_reference(*reference.load(client, job.reference_uri, job.reference_digest))
+        result = asyncio.run(run(job, Path.cwd(), progress, yardstick))
+        if client:
+            noise = bench_quality.noise(client, job.noise_uri, job.scheme, result.served)
+            result = result.model_copy(update={"noise": noise})
+        if client and job.records_uri:
             progress(98, "handing over the records")
-            result = upload(result, job.records_uri, S3Client(connection_of(os.environ)))
+            result = upload(result, job.records_uri, client)
         progress(100, "done")
         return result
 

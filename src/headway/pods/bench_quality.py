@@ -1,59 +1,126 @@
-"""What the candidate answers, not how fast: log-likelihood of fixed texts, and greedy answers to fixed questions."""
+"""What a served model answers, not how fast: log-probabilities of fixed texts, greedy answers to fixed questions."""
 
 import asyncio
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import aiohttp
 
-from headway.domain.bench import BenchJob, CanaryAnswer, SideTarget
-from headway.domain.release import QualityFigures
+from headway.adapters.s3.client import S3Client
+from headway.domain.bench import ANSWER_TOKENS, QUESTIONS, BenchJob, CanaryAnswer, SideTarget
+from headway.domain.profile import Quality
+from headway.domain.release import QualityFigures, Reference, SourceAnswer, TopLogprobs
+from headway.domain.value import canonical_json
+from headway.domain.weights import Scheme
 from headway.errors import BackendError
+from headway.judge.divergence import agrees, divergence
+from headway.judge.quality import limits
 
-QUESTIONS = (
-    "What is the capital of France? Answer in one sentence.",
-    "What is two plus two? Answer with one number.",
-    "Which colour has the sky on a clear day? Answer in one sentence.",
-)
-ANSWER_TOKENS = 96
 FLOOR_NATS = 9999.0
 """vLLM writes minus infinity as -9999, because JSON has none; a token without a finite value counts as much."""
 
 
-async def served_figures(session: aiohttp.ClientSession, job: BenchJob, target: SideTarget) -> QualityFigures:
-    """Measure the log-likelihood of the fixed texts, one at a time, as the served model gives it.
+class Yardstick(NamedTuple):
+    """What a served model is measured against."""
+
+    figures: QualityFigures
+    token_ids: Sequence[tuple[int, ...]]
+    answers: Sequence[SourceAnswer] = ()
+    top: TopLogprobs | None = None
+    """None: the divergence from the source is not measured."""
+
+
+def of_job(job: BenchJob) -> Yardstick | None:
+    """Return what a job carries itself; none if perplexity is not measured."""
+    return Yardstick(job.reference, job.reference_token_ids) if job.reference is not None else None
+
+
+def of_reference(reference: Reference, top: TopLogprobs | None) -> Yardstick:
+    """Return a stored reference as a yardstick."""
+    return Yardstick(reference.figures, reference.token_ids, reference.answers, top)
+
+
+class Text(NamedTuple):
+    """What was measured on one text."""
+
+    nll: float
+    kl: float
+    top1: int
+
+
+async def served_figures(
+    session: aiohttp.ClientSession, target: SideTarget, yardstick: Yardstick, *, engine: str, timeout_s: float
+) -> QualityFigures:
+    """Measure the log-probabilities of the fixed texts, one at a time, as the served model gives them.
+
+    Args:
+        session: For the requests.
+        target: Who is asked.
+        yardstick: The texts as tokens, and what the source makes of them.
+        engine: Name and version of what serves, for the figures.
+        timeout_s: Of one text.
 
     Raises:
         BackendError: If the server refuses, or its answer does not hold the prompt's log-probabilities.
     """
-    nlls: list[float] = []
-    counts: list[int] = []
-    for ids in job.reference_token_ids:
+    top = yardstick.top
+    found: list[Text] = []
+    for number, ids in enumerate(yardstick.token_ids):
         body = {
             "model": target.served_model,
             "prompt": list(ids),
             "max_tokens": 1,
             "temperature": 0.0,
-            "prompt_logprobs": 0,
+            "prompt_logprobs": top.width if top else 0,
         }
-        answer = await _post(session, target, "/v1/completions", body, job.canary.request_timeout_s)
-        nlls.append(_nll(answer, ids))
-        counts.append(len(ids) - 1)
-    digest = job.reference.prompt_set_digest if job.reference else ""
+        try:
+            positions = _positions(await _post(session, target, "/v1/completions", body, timeout_s), ids)
+        except _NotFiniteError:
+            positions = [{token: -FLOOR_NATS} for token in ids[1:]]
+        found.append(_text(positions, ids, top, number))
+    counts = tuple(len(ids) - 1 for ids in yardstick.token_ids)
     return QualityFigures(
-        prompt_set_digest=digest,
-        engine=job.engine,
+        prompt_set_digest=yardstick.figures.prompt_set_digest,
+        engine=engine,
         tokens=sum(counts),
-        nll=sum(nlls),
-        per_text_nll=tuple(nlls),
-        per_text_tokens=tuple(counts),
+        nll=sum(text.nll for text in found),
+        per_text_nll=tuple(text.nll for text in found),
+        per_text_tokens=counts,
+        per_text_kl=tuple(text.kl for text in found) if top else (),
+        per_text_top1=tuple(text.top1 for text in found) if top else (),
     )
 
 
-async def answers(session: aiohttp.ClientSession, job: BenchJob) -> tuple[CanaryAnswer, ...]:
+async def answers(
+    session: aiohttp.ClientSession, targets: Sequence[SideTarget], timeout_s: float
+) -> tuple[CanaryAnswer, ...]:
     """Ask every side the fixed questions, greedily."""
-    timeout_s = job.canary.request_timeout_s
-    found = [await _ask(session, target, question, timeout_s) for target in job.targets for question in QUESTIONS]
+    found = [await _ask(session, target, asked.prompt, timeout_s) for target in targets for asked in QUESTIONS]
     return tuple(found)
+
+
+def noise(client: S3Client, uri: str, scheme: Scheme, served: QualityFigures | None) -> QualityFigures | None:
+    """Return the figures of the source served as it is; what serves it now leaves them, if nobody has.
+
+    Figures beyond the limits are not left: an engine that was broken once must not be the measure for ever.
+
+    Args:
+        client: The store.
+        uri: Where they are kept; empty: nowhere.
+        scheme: How what is served is quantized.
+        served: Its figures.
+    """
+    if not uri:
+        return None
+    if (
+        scheme == "none"
+        and served is not None
+        and served.kl is not None
+        and served.kl <= limits(scheme, Quality()).max_kl
+    ):
+        return QualityFigures.model_validate_json(client.keep(uri, canonical_json(served)))
+    kept = client.read_json(uri)
+    return QualityFigures.model_validate(dict(kept)) if kept is not None else None
 
 
 async def _ask(session: aiohttp.ClientSession, target: SideTarget, question: str, timeout_s: float) -> CanaryAnswer:
@@ -61,20 +128,39 @@ async def _ask(session: aiohttp.ClientSession, target: SideTarget, question: str
     try:
         try:
             chat = {**base, "messages": [{"role": "user", "content": question}]}
-            choice = _choice(await _post(session, target, "/v1/chat/completions", chat, timeout_s))
+            answer = await _post(session, target, "/v1/chat/completions", chat, timeout_s)
+            choice = _choice(answer)
             message = choice.get("message") or {}
             text = message.get("content") or message.get("reasoning_content") or message.get("reasoning") or ""
         except _NoChatError:
             # A model without a chat template answers plain prompts only.
-            choice = _choice(await _post(session, target, "/v1/completions", {**base, "prompt": question}, timeout_s))
+            answer = await _post(session, target, "/v1/completions", {**base, "prompt": question}, timeout_s)
+            choice = _choice(answer)
             text = choice.get("text") or ""
     except BackendError as error:
         return CanaryAnswer(side=target.side, prompt=question, error=error.message)
-    return CanaryAnswer(side=target.side, prompt=question, text=text, finish_reason=choice.get("finish_reason"))
+    counted = (answer.get("usage") or {}).get("prompt_tokens")
+    return CanaryAnswer(
+        side=target.side,
+        prompt=question,
+        text=text,
+        finish_reason=choice.get("finish_reason"),
+        prompt_tokens=counted if isinstance(counted, int) else None,
+    )
 
 
 class _NoChatError(BackendError):
     """The server has no chat for this model."""
+
+
+class _NotFiniteError(BackendError):
+    """The model's log-probabilities are NaN or infinite, which vLLM (0.29) cannot write as JSON."""
+
+
+def _kind(path: str, status: int, text: str) -> type[BackendError]:
+    if status in (400, 500) and "Out of range float values" in text:
+        return _NotFiniteError
+    return _NoChatError if status in (400, 404) and "chat" in path else BackendError
 
 
 async def _post(
@@ -85,8 +171,7 @@ async def _post(
             async with session.post(f"{target.base_url}{path}", json=body, headers=target.headers) as response:
                 if response.status != 200:
                     text = " ".join((await response.text())[:300].split())
-                    kind = _NoChatError if response.status in (400, 404) and "chat" in path else BackendError
-                    raise kind(f"{path} answered HTTP {response.status}: {text}")
+                    raise _kind(path, response.status, text)(f"{path} answered HTTP {response.status}: {text}")
                 answer = await response.json(content_type=None)
     except TimeoutError:
         raise BackendError(f"{path} did not answer within {timeout_s:g} s") from None
@@ -105,8 +190,8 @@ def _choice(answer: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _nll(answer: dict[str, Any], ids: tuple[int, ...]) -> float:
-    """Sum the negative log-likelihoods of all tokens but the first, which nothing precedes."""
+def _positions(answer: dict[str, Any], ids: Sequence[int]) -> list[dict[int, float]]:
+    """Return the log-probabilities by token of every position but the first, which nothing precedes."""
     logprobs = _choice(answer).get("prompt_logprobs") or answer.get("prompt_logprobs")
     if not isinstance(logprobs, list):
         raise BackendError(
@@ -115,12 +200,30 @@ def _nll(answer: dict[str, Any], ids: tuple[int, ...]) -> float:
         )
     if len(logprobs) != len(ids):
         raise BackendError(f"the answer has log-probabilities of {len(logprobs)} tokens; {len(ids)} were sent")
-    total = 0.0
+    found = []
     for token, entry in zip(ids[1:], logprobs[1:], strict=True):
-        found = (entry or {}).get(str(token))
-        value = found.get("logprob") if isinstance(found, dict) else None
-        if found is None:
+        if not isinstance(entry, Mapping) or not isinstance(entry.get(str(token)), Mapping):
             raise BackendError(f"the answer lacks the log-probability of token {token}; it has {str(entry)[:100]}")
-        # Rounding may leave the log-probability of a certain token a hair above 0; NaN fails both comparisons.
-        total += -value if isinstance(value, int | float) and -FLOOR_NATS <= value <= 1e-3 else FLOOR_NATS
-    return total
+        found.append({int(name): _finite(value) for name, value in entry.items() if name.isdigit()})
+    return found
+
+
+def _finite(found: Any) -> float:
+    value = found.get("logprob") if isinstance(found, Mapping) else None
+    # Rounding may leave the log-probability of a certain token a hair above 0; NaN fails both comparisons.
+    return float(value) if isinstance(value, int | float) and -FLOOR_NATS <= value <= 1e-3 else -FLOOR_NATS
+
+
+def _text(positions: Sequence[Mapping[int, float]], ids: Sequence[int], top: TopLogprobs | None, number: int) -> Text:
+    nll = -sum(served[token] for token, served in zip(ids[1:], positions, strict=True))
+    if top is None:
+        return Text(nll, 0.0, 0)
+    kl, top1, width = 0.0, 0, top.width
+    for step, served in enumerate(positions):
+        part = slice(step * width, (step + 1) * width)
+        source = dict(zip(top.top_ids[number][part], top.top_logprobs[number][part], strict=True))
+        first = top.top_ids[number][step * width]
+        source[ids[step + 1]] = top.token_logprobs[number][step]
+        kl += divergence(source, served)
+        top1 += agrees(first, served)
+    return Text(nll, kl, top1)

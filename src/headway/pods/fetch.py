@@ -1,34 +1,45 @@
 """Downloads files in parallel parts, each verified as it arrives, and goes on where an ended run stopped.
 
-The numbers are from a comparison of clients on one machine (1 GiB over loopback to a disk with fsync): few connections,
-buffers of 256 KiB and space allocated beforehand were fastest and cheapest; larger buffers from several threads into
-one file cost eight times the CPU.
+The numbers are from a comparison of clients on one machine (2 GiB over loopback to a disk with fsync; the command is
+`make bench-staging`): few connections, buffers of 256 KiB and space allocated beforehand were fastest and cheapest;
+larger buffers from several threads into one file cost eight times the CPU.
 """
 
-import errno
 import hashlib
 import http.client
 import os
+import random
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from headway.adapters.s3.client import S3Client
-from headway.adapters.s3.errors import REMEDIES, kind_of
+from headway.adapters.s3.errors import REMEDIES
 from headway.domain.weights import PART_BYTES
 from headway.errors import BackendUnavailable, Conflict, HeadwayError, IntegrityError, Refused
+from headway.pods import disk
+from headway.pods.answer import Busy, skip_bytes
 from headway.pods.io import Progress
-from headway.units import KIB, format_bytes
+from headway.units import KIB, MIB, format_bytes
 
 CONNECTIONS = 4
 BUFFER_BYTES = 256 * KIB
-TRIES = 3
+TRIES = 6
+"""Tries without getting on, before the store counts as away: some 15 s with the pauses between them."""
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 8.0
+WORTH_BYTES = 1 * MIB
+"""A try that got this far was no failure: whoever is cut off again and again still arrives."""
 TIMEOUT_S = 60
-SPARE_BYTES = 64 * 1024 * KIB
-"""Space that stays free on the file system beside the files themselves."""
+WRITE_AHEAD_BYTES = 16 * MIB
+"""Stretch after which the kernel is asked to begin writing."""
+REPORT_S = 0.5
+"""Seconds between two reports of progress; each is a file with an fsync."""
 
 
 class Item(NamedTuple):
@@ -40,6 +51,8 @@ class Item(NamedTuple):
     sha256: str
     parts: tuple[str, ...] | None = None
     """sha256 of each part, if known; otherwise the whole file is hashed at the end."""
+    etag: str = ""
+    """ETag on which every read insists, if known; otherwise the store is asked."""
 
 
 class Fetched(NamedTuple):
@@ -56,6 +69,19 @@ class _Part(NamedTuple):
     start: int
     length: int
 
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+class _Taken:
+    """How far a part is. A cut connection goes on from here."""
+
+    def __init__(self, part: _Part) -> None:
+        self.part = part
+        self.position = part.start
+        self.running = hashlib.sha256()
+
 
 class Fetcher:
     """One download of a set of files into a folder.
@@ -65,56 +91,109 @@ class Fetcher:
         folder: Where the files go; made if absent.
         journal: Keeps what is done, beside the folder and never in it.
         part_bytes: Size of a part.
+        allocate: Whether the file system can set space aside; where it cannot, the C library would write it all.
     """
 
-    def __init__(self, client: S3Client, folder: Path, journal: Path, *, part_bytes: int = PART_BYTES) -> None:
+    def __init__(
+        self, client: S3Client, folder: Path, journal: Path, *, part_bytes: int = PART_BYTES, allocate: bool = True
+    ) -> None:
         self._client = client
         self._folder = folder
         self._journal = journal
         self._part_bytes = part_bytes
+        self._allocates = allocate
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._local = threading.local()
         self.etags: dict[str, str] = {}
         """By address: the ETag of the bytes that were fetched."""
         self._digests: dict[tuple[str, int], str] = {}
+        self._left: dict[str, int] = {}
         self._done_bytes = 0
+        self._reported_at = 0.0
 
     def fetch(self, items: Sequence[Item], progress: Progress) -> Fetched:
         """Fetch and verify every file.
 
         Raises:
-            Refused: A name that is no plain file name, or too little space; nothing was fetched.
+            Refused: A name that is no plain file name, too little space, or a disk that must not be written.
             IntegrityError: Bytes differ from their digest.
             Conflict: An object changed meanwhile.
             BackendUnavailable: The store stopped answering.
         """
         for item in items:
             require_plain(item.path)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        with disk.said(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._require_space(items)
+            with ThreadPoolExecutor(CONNECTIONS) as pool:
+                return self._fetch(items, progress, pool)
+
+    def _fetch(self, items: Sequence[Item], progress: Progress, pool: ThreadPoolExecutor) -> Fetched:
         total = sum(item.size_bytes for item in items)
-        self._require_space(items)
+        self.etags.update(zip((item.uri for item in items), pool.map(self._unchanged, items), strict=True))
         for item in items:
-            self.etags[item.uri] = self._unchanged(item)
             self._allocate(item)
         wanted = [part for item in items for part in self._parts(item)]
-        resumed = self._resume(wanted)
+        resumed = self._resume(wanted, pool)
         left = [part for part in wanted if (part.item.path, part.number) not in self._digests]
+        self._left = {item.path: 0 for item in items}
+        for part in left:
+            self._left[part.item.path] += 1
+        # What was whole already, and what has no bytes: its last step is still to come.
+        whole = [item for item in items if not self._left[item.path]]
         self._done_bytes = total - sum(part.length for part in left)
-        self._all(left, total, progress)
-        for item in items:
-            if item.parts is None:
-                self._require_digest(item)
-            _sync(self._folder / item.path)
-        _sync(self._folder)
+        with self._journal.open("a") as journal:
+
+            def one(part: _Part) -> None:
+                if self._stop.is_set():
+                    return
+                digest = self._one(part)
+                with self._lock:
+                    self._digests[(part.item.path, part.number)] = digest
+                    journal.write(f"{part.item.path}\t{part.number}\t{digest}\n")
+                    journal.flush()
+                    self._done_bytes += part.length
+                    self._left[part.item.path] -= 1
+                    ended = not self._left[part.item.path]
+                    self._report(progress, total)
+                if ended:
+                    self._finish(part.item)
+
+            running = [pool.submit(one, part) for part in left]
+            running += [pool.submit(self._finish, item) for item in whole]
+            self._wait(running)
+        disk.sync(self._folder)
         parts = {item.path: tuple(self._digests[(item.path, p.number)] for p in self._parts(item)) for item in items}
         return Fetched(parts, resumed)
+
+    def _wait(self, running: Sequence["Future[None]"]) -> None:
+        """Wait for all; the first failure stops the others."""
+        try:
+            done, _ = wait(running, return_when=FIRST_EXCEPTION)
+        except BaseException:
+            self._stop.set()
+            raise
+        failed = [future for future in done if future.exception() is not None]
+        if failed:
+            self._stop.set()
+            for future in running:
+                future.cancel()
+            failed[0].result()
+
+    def _report(self, progress: Progress, total: int) -> None:
+        now = time.monotonic()
+        if now - self._reported_at >= REPORT_S:
+            self._reported_at = now
+            progress(100 * self._done_bytes / max(total, 1), f"fetching {format_bytes(total)}")
 
     def _parts(self, item: Item) -> Iterator[_Part]:
         for number, start in enumerate(range(0, item.size_bytes, self._part_bytes)):
             yield _Part(item, number, start, min(self._part_bytes, item.size_bytes - start))
 
     def _unchanged(self, item: Item) -> str:
+        if item.etag:
+            return item.etag
         found = self._client.head(item.uri)
         if found.size_bytes != item.size_bytes:
             sizes = f"{found.size_bytes} bytes, expected {item.size_bytes}"
@@ -123,129 +202,160 @@ class Fetcher:
 
     def _require_space(self, items: Sequence[Item]) -> None:
         """Refuse before the first byte what cannot fit."""
-        there = sum(_allocated(self._folder / item.path) for item in items)
-        needed = max(0, sum(item.size_bytes for item in items) - there) + SPARE_BYTES
-        state = os.statvfs(self._folder)
-        free = state.f_bavail * state.f_frsize
+        there = sum(disk.allocated_bytes(self._folder / item.path) for item in items)
+        needed = max(0, sum(item.size_bytes for item in items) - there) + disk.SPARE_BYTES
+        free = disk.free_bytes(self._folder)
         if needed > free:
-            raise _no_space(self._folder, needed, free)
+            raise disk.no_space(self._folder, needed, free)
 
     def _allocate(self, item: Item) -> None:
-        path = self._folder / item.path
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        handle = os.open(self._folder / item.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             if os.fstat(handle).st_size > item.size_bytes:
                 os.ftruncate(handle, item.size_bytes)
-            if item.size_bytes:
+            if self._allocates and item.size_bytes:
                 os.posix_fallocate(handle, 0, item.size_bytes)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            state = os.statvfs(self._folder)
-            raise _no_space(self._folder, item.size_bytes, state.f_bavail * state.f_frsize) from error
+            raise disk.disk_error(error, self._folder, item.size_bytes) from error
         finally:
             os.close(handle)
 
-    def _resume(self, wanted: Sequence[_Part]) -> int:
+    def _resume(self, wanted: Sequence[_Part], pool: ThreadPoolExecutor) -> int:
         """Take over the parts that an earlier run finished, after hashing them again; return their bytes."""
         if not self._journal.exists():
             return 0
-        noted = {tuple(line.split("\t")) for line in self._journal.read_text().splitlines()}
-        resumed = 0
-        for part in wanted:
-            known = [line[2] for line in noted if len(line) == 3 and line[:2] == (part.item.path, str(part.number))]
+        noted: dict[tuple[str, str], set[str]] = {}
+        for line in self._journal.read_text(errors="replace").splitlines():
+            fields = line.split("\t")
+            if len(fields) == 3:
+                noted.setdefault((fields[0], fields[1]), set()).add(fields[2])
+
+        def check(part: _Part) -> int:
+            known = noted.get((part.item.path, str(part.number)), set())
             if not known or (part.item.parts and part.item.parts[part.number] not in known):
-                continue
-            digest = _hash_stretch(self._folder / part.item.path, part.start, part.length)
-            if digest in known:
-                self._digests[(part.item.path, part.number)] = digest
-                resumed += part.length
-        return resumed
+                return 0
+            digest = disk.hash_file(self._folder / part.item.path, part.start, part.length)
+            if digest not in known or (part.item.parts and digest != part.item.parts[part.number]):
+                return 0
+            self._digests[(part.item.path, part.number)] = digest
+            return part.length
 
-    def _all(self, parts: Sequence[_Part], total: int, progress: Progress) -> None:
-        """Fetch parts side by side; the first failure stops the others."""
-        with self._journal.open("a") as journal, ThreadPoolExecutor(CONNECTIONS) as pool:
-
-            def one(part: _Part) -> None:
-                if self._stop.is_set():
-                    return
-                digest = self._with_retries(part)
-                with self._lock:
-                    self._digests[(part.item.path, part.number)] = digest
-                    journal.write(f"{part.item.path}\t{part.number}\t{digest}\n")
-                    journal.flush()
-                    self._done_bytes += part.length
-                    message = f"fetching {format_bytes(total)}"
-                    progress(100 * self._done_bytes / max(total, 1), message)
-
-            running: list[Future[None]] = [pool.submit(one, part) for part in parts]
-            done, _ = wait(running, return_when=FIRST_EXCEPTION)
-            failed = [future for future in done if future.exception() is not None]
-            if failed:
-                self._stop.set()
-                for future in running:
-                    future.cancel()
-                failed[0].result()
-
-    def _with_retries(self, part: _Part) -> str:
-        for _ in range(TRIES - 1):
-            try:
-                return self._one(part)
-            except BackendUnavailable as error:
-                print(f"trying again: {error.message}", flush=True)  # noqa: T201 - the job's log
-        return self._one(part)
+        return sum(pool.map(check, wanted))
 
     def _one(self, part: _Part) -> str:
-        """Fetch one part into its place; return its sha256."""
-        uri = part.item.uri
+        """Fetch one part into its place, however often the connection is cut; return its sha256."""
+        taken, failures, damaged = _Taken(part), 0, False
+        while True:
+            before = taken.position
+            try:
+                self._go_on(taken)
+            except BackendUnavailable as error:
+                failures = 1 if taken.position - before >= WORTH_BYTES else failures + 1
+                if failures >= TRIES:
+                    raise
+                self._pause(error, failures)
+                continue
+            digest = taken.running.hexdigest()
+            if part.item.parts is None or digest == part.item.parts[part.number]:
+                return digest
+            if damaged:
+                raise _damaged(part, digest)
+            # Once more from its start: bytes may change on their way, under a weak checksum or in a bad cache.
+            taken, damaged = _Taken(part), True
+
+    def _pause(self, error: BackendUnavailable, failures: int) -> None:
+        """Wait before the next try, longer each time and never all threads at once; a failure elsewhere ends it."""
+        longest_s = min(FIRST_PAUSE_S * 2**failures, LONGEST_PAUSE_S)
+        wait_s = longest_s * random.uniform(0.5, 1.0)  # noqa: S311 - spreads tries, keeps no secret
+        if isinstance(error, Busy):
+            wait_s = max(wait_s, error.wait_s)
+        print(f"trying again in {wait_s:.1f} s: {error.message}", flush=True)  # noqa: T201 - the job's log
+        if self._stop.wait(wait_s):
+            raise Conflict("another part failed")
+
+    def _go_on(self, taken: _Taken) -> None:
+        """Read a part from where it stands to its end."""
+        part, uri = taken.part, taken.part.item.uri
         address = urlsplit(self._client.signed_url(uri, expires_s=3600))
-        headers = {
-            "Range": f"bytes={part.start}-{part.start + part.length - 1}",
-            "If-Match": f'"{self.etags[uri]}"',
-        }
+        headers = {"If-Match": f'"{self.etags[uri]}"'}
+        if (taken.position, part.end) != (0, part.item.size_bytes):
+            headers["Range"] = f"bytes={taken.position}-{part.end - 1}"
         connection = self._connection(address.scheme, address.netloc)
         try:
             connection.request("GET", f"{address.path}?{address.query}", headers=headers)
             answer = connection.getresponse()
-            if answer.status not in (200, 206):
-                raise _refused(uri, answer.status)
-            digest = self._write(answer, part)
+            skipped = skip_bytes(
+                answer,
+                uri,
+                start=taken.position,
+                end=part.end,
+                size_bytes=part.item.size_bytes,
+                etag=self.etags[uri],
+                now=datetime.fromtimestamp(time.time(), UTC),
+            )
+            self._write(answer, taken, skipped)
+            if not answer.isclosed():
+                # Bytes behind the last one that was wanted: they must not be taken for the next answer.
+                self._drop()
         except (OSError, http.client.HTTPException) as error:
             self._drop()
             message = f"cannot read {uri}: {type(error).__name__} {error}; {REMEDIES[BackendUnavailable]}"
             raise BackendUnavailable(message, uri=uri) from error
-        except HeadwayError:
+        except BaseException:
             self._drop()
             raise
-        if part.item.parts is not None and digest != part.item.parts[part.number]:
-            expected = part.item.parts[part.number]
-            raise IntegrityError(
-                f"part {part.number} of {uri} has the sha256 {digest}, its manifest says {expected}; "
-                "the object was damaged or replaced. Delete the artifact, and let headway make it again",
-                uri=uri,
-                part=part.number,
-            )
-        return digest
 
-    def _write(self, answer: http.client.HTTPResponse, part: _Part) -> str:
-        running, buffer = hashlib.sha256(), memoryview(bytearray(BUFFER_BYTES))
-        position, end = part.start, part.start + part.length
-        handle = os.open(self._folder / part.item.path, os.O_WRONLY | os.O_NOFOLLOW)
+    def _write(self, answer: http.client.HTTPResponse, taken: _Taken, skipped: int) -> None:
+        part, buffer = taken.part, self._buffer()
+        path = self._folder / part.item.path
+        with disk.said(self._folder):
+            handle = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+        flushed = taken.position
         try:
-            while position < end:
+            while taken.position < part.end:
                 if self._stop.is_set():
                     raise Conflict("another part failed")
-                got = answer.readinto(buffer[: min(BUFFER_BYTES, end - position)])
+                got = answer.readinto(buffer[: min(BUFFER_BYTES, skipped or part.end - taken.position)])
                 if not got:
-                    raise http.client.IncompleteRead(b"", end - position)
-                running.update(buffer[:got])
-                written = 0
-                while written < got:
-                    written += os.pwrite(handle, buffer[written:got], position + written)
-                position += got
+                    raise http.client.IncompleteRead(b"", part.end - taken.position)
+                if skipped:
+                    skipped -= got
+                    continue
+                taken.running.update(buffer[:got])
+                self._put(handle, buffer[:got], taken.position)
+                taken.position += got
+                if taken.position - flushed >= WRITE_AHEAD_BYTES or taken.position == part.end:
+                    disk.start_writing(handle, flushed, taken.position - flushed)
+                    flushed = taken.position
         finally:
             os.close(handle)
-        return running.hexdigest()
+
+    def _put(self, handle: int, piece: memoryview, position: int) -> None:
+        written = 0
+        while written < len(piece):
+            try:
+                written += os.pwrite(handle, piece[written:], position + written)
+            except OSError as error:
+                raise disk.disk_error(error, self._folder) from error
+
+    def _finish(self, item: Item) -> None:
+        """Take the last steps of a file all of whose parts are there."""
+        if item.parts is None:
+            digest = disk.hash_file(self._folder / item.path)
+            if digest != item.sha256:
+                raise IntegrityError(
+                    f"{item.uri} has the sha256 {digest}, expected {item.sha256}; it was replaced since it was "
+                    "selected. Start a new release",
+                    uri=item.uri,
+                )
+        with disk.said(self._folder):
+            disk.sync(self._folder / item.path)
+
+    def _buffer(self) -> memoryview:
+        """Return this thread's buffer."""
+        if getattr(self._local, "buffer", None) is None:
+            self._local.buffer = memoryview(bytearray(BUFFER_BYTES))
+        return self._local.buffer  # type: ignore[no-any-return]
 
     def _connection(self, scheme: str, netloc: str) -> http.client.HTTPConnection:
         """Return this thread's connection."""
@@ -257,15 +367,6 @@ class Fetcher:
     def _drop(self) -> None:
         self._local.connection.close()
         self._local.connection = None
-
-    def _require_digest(self, item: Item) -> None:
-        digest = _hash_stretch(self._folder / item.path, 0, item.size_bytes)
-        if digest != item.sha256:
-            raise IntegrityError(
-                f"{item.uri} has the sha256 {digest}, expected {item.sha256}; it was replaced since it was selected. "
-                "Start a new release",
-                uri=item.uri,
-            )
 
 
 def require_plain(path: str) -> None:
@@ -294,37 +395,11 @@ def hash_parts(path: Path, part_bytes: int = PART_BYTES) -> tuple[str, tuple[str
                 return whole.hexdigest(), tuple(parts)
 
 
-def _hash_stretch(path: Path, start: int, length: int) -> str:
-    running = hashlib.sha256()
-    with path.open("rb") as file:
-        file.seek(start)
-        while length and (piece := file.read(min(4096 * KIB, length))):
-            running.update(piece)
-            length -= len(piece)
-    return running.hexdigest()
-
-
-def _allocated(path: Path) -> int:
-    return path.stat().st_blocks * 512 if path.exists() else 0
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _no_space(folder: Path, needed: int, free: int) -> Refused:
-    return Refused(
-        f"{format_bytes(needed)} more are needed in {folder}, which has {format_bytes(free)} free; "
-        "delete what is no longer served there, or give it a larger disk",
-        needed_bytes=needed,
-        free_bytes=free,
+def _damaged(part: _Part, digest: str) -> HeadwayError:
+    uri, expected = part.item.uri, part.item.parts[part.number] if part.item.parts else ""
+    return IntegrityError(
+        f"part {part.number} of {uri} has the sha256 {digest}, its manifest says {expected}; "
+        "the object was damaged or replaced. Delete the artifact, and let headway make it again",
+        uri=uri,
+        part=part.number,
     )
-
-
-def _refused(uri: str, status: int) -> HeadwayError:
-    kind = kind_of("", status)
-    return kind(f"cannot read {uri}: HTTP {status}; {REMEDIES[kind]}", uri=uri, status=status)

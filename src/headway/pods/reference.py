@@ -1,17 +1,33 @@
-"""Figures of a source on the fixed texts, computed with transformers (design rule 13.6)."""
+"""Figures of a source on the fixed texts, and its answers to the fixed questions (design rule 13.6).
 
+Computed once with transformers, before anything is made of the source, and kept in two objects: the reference, which
+steps read too, and beside it the head of the source's next-token distributions, a megabyte that only programs read.
+"""
+
+import hashlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from headway.domain.release import QualityFigures, Reference
-from headway.errors import ModelRejected
+from headway.adapters.s3.client import S3Client
+from headway.domain.bench import ANSWER_TOKENS, QUESTIONS
+from headway.domain.release import QualityFigures, Reference, SourceAnswer, TopLogprobs
+from headway.domain.value import canonical_json, digest
+from headway.domain.weight_jobs import QuantizeJob
+from headway.errors import IntegrityError, ModelRejected, NotFound
+from headway.judge.divergence import WIDTH
 from headway.pods.io import Progress
 
 NOT_FINITE_NLL = 1e9
 """Stands for the log-likelihood of a text on which the model gave NaN or infinity: JSON has no such number, and the
 perplexity that follows from it is infinite."""
+
+NOT_FINITE_LOGPROB = -9999.0
+"""The same for one token, as vLLM writes it."""
+
+DIGITS = 5
+"""Of a stored log-probability: an error of five millionths, far below the noise of an engine."""
 
 MAX_FLOAT32_BYTES = 8 * 1024**3
 """Up to this size weights are computed in float32 on a CPU, which has no fast bfloat16; above, memory matters more."""
@@ -21,10 +37,89 @@ MAX_LOGITS_BYTES = 1024**3
 """Memory that the logits of one batch may take."""
 
 
+def ensure(client: S3Client, job: QuantizeJob, model_dir: Path, progress: Progress) -> Reference:
+    """Return the stored reference of a job's source, or make and store it: once per source and set of texts.
+
+    One of an older headway keeps its figures, so that what was judged by them stays as it was, and gets what it lacks.
+
+    Args:
+        client: The store.
+        job: Names the source, the texts, and where the reference is kept.
+        model_dir: The source, as a plain Hugging Face directory.
+        progress: Told how far it is.
+
+    Raises:
+        ModelRejected: transformers cannot load the directory.
+    """
+    known = client.read_json(job.reference_uri)
+    old = Reference.model_validate(dict(known)) if known is not None else None
+    if old is not None and old.complete:
+        return old
+    made, top = measure(model_dir, job.texts, job.source_digest, job.prompt_set_digest, progress)
+    body = canonical_json(top)
+    made = made.model_copy(update={"top_sha256": hashlib.sha256(body).hexdigest()})
+    # Named by its content, and written before the reference that points to it.
+    client.keep(top_uri(job.reference_uri, made.top_sha256), body)
+    if old is None:
+        return Reference.model_validate_json(client.keep(job.reference_uri, canonical_json(made)))
+    made = made.model_copy(update={"figures": old.figures, "token_ids": old.token_ids})
+    client.put(job.reference_uri, canonical_json(made))
+    return made
+
+
+def load(client: S3Client, reference_uri: str, reference_digest: str = "") -> tuple[Reference, TopLogprobs | None]:
+    """Return a stored reference with the head of its distributions, none if an older headway made it.
+
+    Args:
+        client: The store.
+        reference_uri: Where the reference is kept.
+        reference_digest: Name of its content, if the caller knows it.
+
+    Raises:
+        NotFound: There is none.
+        IntegrityError: It is not what its digest names.
+    """
+    known = client.read_json(reference_uri)
+    if known is None:
+        raise NotFound(f"there is no reference at {reference_uri}; let quantize make it", uri=reference_uri)
+    reference = Reference.model_validate(dict(known))
+    found = digest(reference)
+    if reference_digest and found != reference_digest:
+        raise IntegrityError(
+            f"the reference at {reference_uri} is {found[:12]}, expected {reference_digest[:12]}; release again",
+            uri=reference_uri,
+        )
+    if not reference.complete:
+        return reference, None
+    uri = top_uri(reference_uri, reference.top_sha256)
+    body = client.read(uri)
+    found = hashlib.sha256(body).hexdigest()
+    if found != reference.top_sha256:
+        raise IntegrityError(
+            f"{uri} has digest {found[:12]}; somebody changed it. Delete it and {reference_uri}, and release again",
+            uri=uri,
+        )
+    return reference, TopLogprobs.model_validate_json(body)
+
+
+def top_uri(reference_uri: str, top_sha256: str) -> str:
+    """Return where the head of the distributions is kept: beside the reference."""
+    return f"{reference_uri.removesuffix('.json')}.top-{top_sha256[:16]}.json"
+
+
+class Scores(NamedTuple):
+    """What a model says of one text."""
+
+    nll: float
+    token_logprobs: tuple[float, ...]
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
 def measure(
     model_dir: Path, texts: Sequence[str], source_digest: str, prompt_set_digest: str, progress: Progress
-) -> Reference:
-    """Compute the reference of a model.
+) -> tuple[Reference, TopLogprobs]:
+    """Compute the reference of a model, and the head of its distributions.
 
     Each text is scored by itself from its second token on, as the served model is asked later.
 
@@ -57,22 +152,37 @@ def measure(
         raise ModelRejected(finding, report=[finding]) from error
     model.eval()
     token_ids = [tuple(int(i) for i in tokenizer(text)["input_ids"]) for text in texts]
-    nll: list[float] = []
+    scores: list[Scores] = []
     rows = _rows_at_once(max(map(len, token_ids), default=1), int(model.config.get_text_config().vocab_size))
     for start in range(0, len(token_ids), rows):
-        progress(20 + 80 * start / len(token_ids), "measuring the source on the fixed texts")
-        nll += _batch_nll(model, token_ids[start : start + rows])
+        progress(20 + 50 * start / len(token_ids), "measuring the source on the fixed texts")
+        scores += _batch_scores(model, token_ids[start : start + rows])
+    answers = []
+    for number, question in enumerate(QUESTIONS):
+        progress(70 + 30 * number / len(QUESTIONS), "asking the source the fixed questions")
+        answers.append(_answer(model, tokenizer, question.prompt))
     scored = tuple(max(len(ids) - 1, 0) for ids in token_ids)
     name = "auto" if dtype == "auto" else "float32"
     figures = QualityFigures(
         prompt_set_digest=prompt_set_digest,
         engine=f"transformers {transformers.__version__} {name}",
         tokens=sum(scored),
-        nll=math.fsum(nll),
-        per_text_nll=tuple(nll),
+        nll=math.fsum(score.nll for score in scores),
+        per_text_nll=tuple(score.nll for score in scores),
         per_text_tokens=scored,
     )
-    return Reference(source_digest=source_digest, figures=figures, token_ids=tuple(token_ids))
+    reference = Reference(
+        source_digest=source_digest, figures=figures, token_ids=tuple(token_ids), answers=tuple(answers)
+    )
+    top = TopLogprobs(
+        source_digest=source_digest,
+        prompt_set_digest=prompt_set_digest,
+        width=min(WIDTH, int(model.config.get_text_config().vocab_size)),
+        token_logprobs=tuple(score.token_logprobs for score in scores),
+        top_ids=tuple(score.top_ids for score in scores),
+        top_logprobs=tuple(score.top_logprobs for score in scores),
+    )
+    return reference, top
 
 
 def _rows_at_once(width: int, vocab_size: int) -> int:
@@ -80,7 +190,7 @@ def _rows_at_once(width: int, vocab_size: int) -> int:
     return max(1, MAX_LOGITS_BYTES // (4 * width * vocab_size))
 
 
-def _batch_nll(model: Any, batch: Sequence[tuple[int, ...]]) -> list[float]:
+def _batch_scores(model: Any, batch: Sequence[tuple[int, ...]]) -> list[Scores]:
     """Score texts side by side. Shorter ones are filled up on the right, which a causal model cannot look at."""
     import torch
 
@@ -88,10 +198,55 @@ def _batch_nll(model: Any, batch: Sequence[tuple[int, ...]]) -> list[float]:
     given = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in batch], device=model.device)
     with torch.inference_mode():
         logits = model(given, use_cache=False).logits
-    values = []
+    found = []
     for row, ids in enumerate(batch):
         steps = max(len(ids) - 1, 0)
-        scored, wanted = logits[row, :steps].to(torch.float32), given[row, 1 : steps + 1]
-        value = float(torch.nn.functional.cross_entropy(scored, wanted, reduction="sum")) if steps else 0.0
-        values.append(value if math.isfinite(value) else NOT_FINITE_NLL)
-    return values
+        logprobs = logits[row, :steps].to(torch.float32).log_softmax(-1)
+        own = logprobs.gather(1, given[row, 1 : steps + 1, None]).flatten()
+        top = logprobs.topk(min(WIDTH, logprobs.shape[-1]), dim=-1)
+        nll = -float(own.double().sum())
+        found.append(
+            Scores(
+                nll if math.isfinite(nll) else NOT_FINITE_NLL,
+                tuple(map(_rounded, own.tolist())),
+                tuple(top.indices.flatten().tolist()),
+                tuple(map(_rounded, top.values.flatten().tolist())),
+            )
+        )
+    return found
+
+
+def _rounded(value: float) -> float:
+    return round(value, DIGITS) if math.isfinite(value) else NOT_FINITE_LOGPROB
+
+
+def _answer(model: Any, tokenizer: Any, question: str) -> SourceAnswer:
+    """Answer greedily, as the server is asked later: through the chat template if there is one."""
+    import torch
+    from jinja2 import TemplateError
+
+    try:
+        chat = [{"role": "user", "content": question}]
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    except (ValueError, TemplateError):
+        # Without a template, or with one that refuses a plain question, the server is asked for a continuation.
+        ids = tokenizer(question)["input_ids"]
+    given = torch.tensor([ids], device=model.device)
+    with torch.inference_mode():
+        whole = model.generate(
+            given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=ANSWER_TOKENS
+        )
+    new = whole[0, len(ids) :].tolist()
+    return SourceAnswer(
+        prompt=question,
+        text=tokenizer.decode(new, skip_special_tokens=True),
+        finish_reason="stop" if new and new[-1] in _ends(model) else "length",
+        prompt_tokens=len(ids),
+    )
+
+
+def _ends(model: Any) -> frozenset[int]:
+    """Return the tokens that end an answer."""
+    given = model.generation_config.eos_token_id
+    return frozenset([given] if isinstance(given, int) else given or ())

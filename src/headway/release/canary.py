@@ -11,15 +11,16 @@ from pydantic import ValidationError
 
 from headway.domain.bench import BenchJob, BenchResult, Side, SideTarget
 from headway.domain.job import Job, JobStatus
-from headway.domain.release import Reference, ReleasePlan, ReleaseRef, Verdict
+from headway.domain.release import Check, Reference, ReleasePlan, ReleaseRef, Verdict
 from headway.domain.traffic import Route
 from headway.domain.value import digest, slug
 from headway.errors import BackendError, BackendUnavailable, ConfigError, Conflict, IntegrityError, NotFound
 from headway.judge import records as record_rules
-from headway.judge.quality import answers_check, served_check
+from headway.judge.quality import answers_check, served_checks
 from headway.judge.sequential import undecidable
 from headway.judge.verdict import judge
 from headway.ports import Checks, Jobs, WeightStore
+from headway.release.quality import noise_key, reference_key
 
 SUITE = "bench_records"
 SIDE_HEADER = "x-headway-cluster"
@@ -118,8 +119,12 @@ def make_job(
         canary=plan.profile.canary,
         seed=int(digest([plan.cluster_digest, ref.release])[:8], 16),
         quality=plan.profile.quality,
+        # The figures are short; tokens and log-probabilities are not, and the program reads them itself.
         reference=reference.figures if reference else None,
-        reference_token_ids=reference.token_ids if reference else (),
+        reference_uri=beside(weights, reference_key(reference.source_digest)) if reference else "",
+        reference_digest=digest(reference) if reference else "",
+        scheme=plan.recipe.scheme,
+        noise_uri=beside(weights, noise_key(plan)) if reference else "",
         live_rate_url=stats_url if stable else None,
         live_cluster=(stats_cluster or f"{slug(plan.model)}_stable") if stable else None,
         headroom_active=plan.profile.replicas.min * plan.profile.replicas.target_ongoing,
@@ -135,6 +140,7 @@ def finish(
     *,
     reference: Reference | None,
     checks: Checks | None = None,
+    more: Sequence[Check] = (),
 ) -> Verdict:
     """Judge the records of the ended benchmark.
 
@@ -145,6 +151,7 @@ def finish(
         weights: Where its records are.
         reference: The one that `begin` was given.
         checks: Checks the table of records before anything is computed from it.
+        more: Checks of quality beside the benchmark's own.
 
     Raises:
         BackendUnavailable: The benchmark did not end well for a reason that may pass.
@@ -160,7 +167,7 @@ def finish(
             f"{result.records_sha256[:12]}; somebody changed them: run the release again",
             uri=result.records_uri,
         )
-    verdict = decide(plan, result, content, reference, checks)
+    verdict = decide(plan, result, content, reference, checks, more=more)
     return verdict.model_copy(update={"records_uri": result.records_uri, "records_sha256": found})
 
 
@@ -175,16 +182,30 @@ def read_records(verdict: Verdict | None, weights: WeightStore) -> bytes | None:
 
 
 def decide(
-    plan: ReleasePlan, result: BenchResult, content: bytes, reference: Reference | None, checks: Checks | None = None
+    plan: ReleasePlan,
+    result: BenchResult,
+    content: bytes,
+    reference: Reference | None,
+    checks: Checks | None = None,
+    *,
+    more: Sequence[Check] = (),
 ) -> Verdict:
     """Return the verdict on records; the same records give the same verdict, byte for byte."""
     run = record_rules.parse(content)
     broken: Sequence[str] = checks.check(SUITE, record_rules.rows(run.records)) if checks and run.records else ()
-    quality = [answers_check(result.answers)]
+    quality = [answers_check(result.answers, reference.answers if reference else ())]
     if reference is not None:
-        limits = plan.profile.quality
-        quality.append(served_check(result.served, reference.figures, limits, why_missing=result.quality_error))
-    return judge(run.records, run.summaries, plan.profile.canary, quality, paired=result.paired, faults=broken)
+        quality += served_checks(
+            result.served,
+            reference.figures,
+            plan.profile.quality,
+            plan.recipe.scheme,
+            why_missing=result.quality_error,
+            noise=result.noise,
+        )
+    quality += more
+    verdict = judge(run.records, run.summaries, plan.profile.canary, quality, paired=result.paired, faults=broken)
+    return verdict.model_copy(update={"served": result.served, "noise": result.noise})
 
 
 def _sides(plan: ReleasePlan, route: Route) -> dict[Side, tuple[str, str]]:
@@ -208,9 +229,13 @@ def _path(model: str) -> str:
     return model if quote(model, safe="") == model else slug(model)
 
 
+def beside(weights: WeightStore, key: str) -> str:
+    """Return the address of a key in headway's bucket."""
+    return weights.artifact_uri("0").split("artifacts/")[0] + key
+
+
 def _records_uri(weights: WeightStore, ref: ReleaseRef) -> str:
-    bucket = weights.artifact_uri("0").removeprefix("s3://").partition("/")[0]
-    return f"s3://{bucket}/bench/{ref.release}/records.jsonl"
+    return beside(weights, f"bench/{ref.release}/records.jsonl")
 
 
 def _result(status: JobStatus, ref: ReleaseRef) -> BenchResult:

@@ -1,11 +1,13 @@
 """What the ledger knows of one release: the records that its steps left, whoever asks and whenever."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from headway.domain.model import ModelVersion, Selection
 from headway.domain.release import ReleasePlan, ReleaseRef, StepRecord, Verdict, record_key
 from headway.domain.value import digest, slug
 from headway.ports import Ledger
+from headway.release.plan import choose
 
 STEPS = ("select", "validate", "plan", "quantize", "stage", "rollout", "canary", "approve", "shift")
 """The steps whose records tell how a release went, in their order."""
@@ -15,12 +17,23 @@ REFUSED = "refused"
 """Record of the reference of a version whose files could not even be listed as a model's."""
 
 
+def in_force(plan: ReleasePlan, quantized: Mapping[str, Any] | None) -> ReleasePlan:
+    """Return what a release really makes: its plan, and after a race the winner's.
+
+    Args:
+        plan: As the step plan recorded it.
+        quantized: What the step quantize recorded; none before.
+    """
+    return choose(plan, quantized["scheme"]) if plan.contenders and quantized is not None else plan
+
+
 class Story(NamedTuple):
     """One release, as far as it came."""
 
     ref: ReleaseRef | None
     """None if it selected nothing."""
     plan: ReleasePlan | None
+    """What it makes: after a race, the winner's."""
     steps: tuple[StepRecord, ...]
     """Of a step that ended well its record, of one that did not its last error; those not reached are missing."""
     verdict: Verdict | None
@@ -53,7 +66,7 @@ def story(ledger: Ledger, model: str, release: str) -> Story:
     def done(step: str) -> StepRecord | None:
         return kept[step] if step in kept and kept[step].outcome == DONE else None
 
-    selected, planned, judged = done("select"), done("plan"), done("canary")
+    selected, planned, quantized, judged = done("select"), done("plan"), done("quantize"), done("canary")
     ref = None
     if selected:
         selection = Selection.model_validate(selected.detail)
@@ -61,9 +74,10 @@ def story(ledger: Ledger, model: str, release: str) -> Story:
         ref = ReleaseRef(release=release, model=model, version=version, source_digest=source)
     elif REFUSED in names:
         ref = ReleaseRef.model_validate(ledger.read(record_key(slug(model), release, REFUSED)))
+    plan = ReleasePlan.model_validate(planned.detail) if planned else None
     return Story(
         ref=ref,
-        plan=ReleasePlan.model_validate(planned.detail) if planned else None,
+        plan=in_force(plan, quantized.detail if quantized else None) if plan else None,
         steps=tuple(kept.values()),
         verdict=Verdict.model_validate(judged.detail) if judged else None,
     )

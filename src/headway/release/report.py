@@ -1,20 +1,43 @@
 """The report of a release: one HTML page that needs nothing beside it, and the numbers of it for the registry."""
 
 import html
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from headway.domain.release import Check, MetricEffect, ReleasePlan, ReleaseRef, StepRecord, Verdict
+from headway.domain import texts
+from headway.domain.release import (
+    Check,
+    MetricEffect,
+    QualityFigures,
+    ReleasePlan,
+    ReleaseRef,
+    StepRecord,
+    Verdict,
+)
+from headway.domain.value import Value
+from headway.domain.weight_jobs import LayerError
 from headway.errors import IntegrityError
+from headway.judge.quality import KL
 from headway.judge.records import Run, parse
 from headway.judge.verdict import Analysis, analyse, planned_blocks
 from headway.judge.words import NAMES
 from headway.release import figures
 from headway.release.record import Ending
 from headway.units import format_bytes, format_seconds
+
+ValueKind = TypeVar("ValueKind", bound=Value)
+
+WORST = 3
+"""Texts that are listed as those where a candidate fails."""
+SHOWN_CHARACTERS = 60
+LAYER_CAPTIONS = {
+    "output": "Error of each layer's output, with that of the layers before it, on a few calibration texts",
+    "weight": "Error of the weights of each Linear",
+}
 
 OUTCOMES = {
     "promoted": ("good", "serves all the traffic"),
@@ -59,7 +82,7 @@ def render(
             _demo(plan, verdict),
             _why(verdict, end),
             _comparison(plan, verdict, run, analysis),
-            _quality(checks),
+            _quality(checks, _Measured.of(steps, verdict)),
             _steps(steps, spent),
             _memory(plan),
             _identity(ref, plan, steps, verdict),
@@ -181,7 +204,32 @@ def _effect_row(effect: MetricEffect) -> tuple[str, ...]:
     return f"{name} {badge}", _value(effect.stable, unit), _value(effect.candidate, unit), how, _esc(margin)
 
 
-def _quality(checks: Sequence[Check]) -> str:
+class _Measured(NamedTuple):
+    """What is known text by text and layer by layer."""
+
+    reference: QualityFigures | None
+    served: QualityFigures | None
+    noise: QualityFigures | None
+    layers: tuple[LayerError, ...]
+
+    @classmethod
+    def of(cls, steps: Sequence[StepRecord], verdict: Verdict | None) -> "_Measured":
+        """Collect it from the records; what another headway wrote in another way is left out."""
+        detail = next((step.detail for step in reversed(steps) if step.step == "quantize"), {})
+        found = _read(QualityFigures, detail.get("reference"))
+        errors = [_read(LayerError, item) for item in detail.get("layer_errors") or ()]
+        served, noise = (verdict.served, verdict.noise) if verdict else (None, None)
+        return cls(found, served, noise, tuple(error for error in errors if error is not None))
+
+
+def _read(kind: type[ValueKind], value: Any) -> ValueKind | None:
+    try:
+        return kind.model_validate(value) if value is not None else None
+    except ValidationError:
+        return None
+
+
+def _quality(checks: Sequence[Check], measured: _Measured) -> str:
     if not checks:
         return ""
     rows = []
@@ -190,7 +238,61 @@ def _quality(checks: Sequence[Check]) -> str:
             ("good", "pass") if check.passed else ("bad", "fail") if check.measured is not None else ("wait", "missing")
         )
         rows.append((_esc(check.name), _esc(check.sentence), f'<span class="badge {kind}">{word}</span>'))
-    return _section("Quality", _table(("check", "found", ""), rows))
+    limit = next((check.limit for check in checks if check.name == KL and check.limit), None)
+    return _section(
+        "Quality",
+        _table(("check", "found", ""), rows) + _by_text(measured, limit) + _by_layer(measured.layers),
+    )
+
+
+def _by_text(measured: _Measured, limit: float | None) -> str:
+    """Show the divergence of each text, and the texts on which the candidate is furthest from its source."""
+    served, noise = measured.served, measured.noise
+    if served is None or not served.per_text_kl or limit is None:
+        return ""
+    if noise is not None and len(noise.per_text_kl) != len(served.per_text_kl):
+        noise = None
+    tokens = [max(count, 1) for count in served.per_text_tokens]
+    kl = [value / count for value, count in zip(served.per_text_kl, tokens, strict=True)]
+    floor = [v / n for v, n in zip(noise.per_text_kl, tokens, strict=True)] if noise else [None] * len(kl)
+    known = served.prompt_set_digest == texts.prompt_set_digest() and len(kl) == len(texts.QUALITY_TEXTS)
+    begins = (
+        [" ".join(text.split())[:SHOWN_CHARACTERS] + "..." for text in texts.QUALITY_TEXTS] if known else [""] * len(kl)
+    )
+    names = [f"text {number + 1}" for number in range(len(kl))]
+    drawn = figures.divergences(list(zip(names, kl, floor, strict=True)), limit)
+    worst = sorted(range(len(kl)), key=lambda number: -kl[number])[:WORST]
+    rows = [
+        (
+            f"{names[number]} <small>{_esc(begins[number])}</small>",
+            f"{kl[number]:.4f}",
+            _lost(measured, number),
+            f"{served.per_text_top1[number] / tokens[number] * 100:.1f} %" if served.per_text_top1 else "",
+        )
+        for number in worst
+    ]
+    head = ("where it fails", "divergence", "likelihood lost", "same first choice")
+    return _figure("Divergence from the source by text", drawn) + _table(head, rows)
+
+
+def _lost(measured: _Measured, number: int) -> str:
+    """Say how much less likely the candidate finds a text than its source does, in nats a token."""
+    served, reference = measured.served, measured.reference
+    if served is None or reference is None or reference.per_text_tokens != served.per_text_tokens:
+        return ""
+    lost = served.per_text_nll[number] - reference.per_text_nll[number]
+    return f"{lost / max(served.per_text_tokens[number], 1):+.4f}"
+
+
+def _by_layer(errors: Sequence[LayerError]) -> str:
+    parts = []
+    for kind, caption in LAYER_CAPTIONS.items():
+        own = [error for error in errors if error.kind == kind]
+        shown = [(error.name, error.relative_error) for error in own if error.relative_error is not None]
+        parts.append(_figure(caption, figures.layers(shown)))
+        broken = ", ".join(error.name for error in own if error.relative_error is None)
+        parts.append(f"<p>No finite number comes out of {_esc(broken)}.</p>" if broken else "")
+    return "".join(parts)
 
 
 def _steps(steps: Sequence[StepRecord], spent: Mapping[str, float]) -> str:
@@ -306,8 +408,14 @@ def _numbers(spent: Mapping[str, float], verdict: Verdict | None, checks: Sequen
     if verdict:
         numbers["blocks_used"] = float(verdict.blocks_used)
     for check in checks:
-        if check.measured is not None:
-            numbers["check_" + "_".join(check.name.split())] = check.measured
+        name = "check_" + re.sub(r"[^\w\-./:]+", "_", check.name)
+        parts = {
+            name: check.measured,
+            f"{name}_low": check.low,
+            f"{name}_high": check.high,
+            f"{name}_noise": check.noise,
+        }
+        numbers |= {key: value for key, value in parts.items() if value is not None}
     return numbers
 
 

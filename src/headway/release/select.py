@@ -10,6 +10,9 @@ from headway.errors import ConfigError, ModelRejected
 from headway.ports import Registry, StoredObject, WeightStore
 
 MLMODEL = "MLmodel"
+SIGNATURE = "model.sig"
+"""Name of a detached signature, by the convention of model-signing. It lies beside the files, or beside MLmodel."""
+
 TOKENIZER_FILES = frozenset({"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"})
 """Any of these means that a folder carries its tokenizer."""
 
@@ -50,15 +53,26 @@ def run(
     if not objects:
         raise _rejected(resolved, f"there is no file below {root}; the upload failed, or the run was deleted")
     layout, chosen = _recognise(resolved, objects, weights)
+    signatures = [item for item in (objects.get(SIGNATURE), chosen.pop(SIGNATURE, None)) if item is not None]
     return Selection(
         model=resolved,
         layout=layout,
-        files=tuple(
-            SourceFile(path=path, uri=item.uri, size_bytes=item.size_bytes, sha256=weights.sha256(item))
-            for path, item in sorted(chosen.items())
-        ),
+        files=tuple(_file(path, item, weights) for path, item in sorted(chosen.items())),
         selected_by=f"alias {alias}" if version is None else f"version {version}",
+        signature=_signature(resolved, [_file(SIGNATURE, item, weights) for item in signatures]),
     )
+
+
+def _file(path: str, item: StoredObject, weights: WeightStore) -> SourceFile:
+    return SourceFile(path=path, uri=item.uri, size_bytes=item.size_bytes, sha256=weights.sha256(item))
+
+
+def _signature(version: ModelVersion, found: Sequence[SourceFile]) -> SourceFile | None:
+    """Return the signature, none if there is none. The same one may lie in two places."""
+    if len({file.sha256 for file in found}) > 1:
+        places = " and ".join(file.uri for file in found)
+        raise _rejected(version, f"it has two different signatures, {places}; keep the one that counts")
+    return found[0] if found else None
 
 
 def _recognise(
@@ -67,7 +81,7 @@ def _recognise(
     """Tell how MLflow stored the model, and which of its objects the serving engine needs."""
     if MLMODEL not in objects:
         if "config.json" in objects:
-            return "plain", objects
+            return "plain", dict(objects)
         raise _rejected(version, _neither(sorted(objects)))
     flavor = _flavor(version, weights.read(objects[MLMODEL].uri))
     folder = flavor.get("model_binary")

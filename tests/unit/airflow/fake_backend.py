@@ -14,6 +14,7 @@ from tests.fakes import (
     FakeLedger,
     FakeMetrics,
     FakeRegistry,
+    FakeSignatures,
     FakeTraffic,
     FakeWeightStore,
 )
@@ -62,6 +63,7 @@ class FakeBackend:
     ledger: FakeLedger = field(default_factory=FakeLedger)
     runs: Any = field(default_factory=FakeRuns)
     checks: NoChecks = field(default_factory=NoChecks)
+    signatures: FakeSignatures = field(default_factory=FakeSignatures)
     kept_profiles: dict[str, Profile] = field(default_factory=lambda: {"tiny": make_profile()})
     model_root: str = "/nodes"
     gateway_url: str = "http://gateway"

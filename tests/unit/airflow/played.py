@@ -8,6 +8,7 @@ from typing import Any
 
 from headway.domain.bench import BenchJob, BenchResult, CanaryAnswer
 from headway.domain.job import Job, JobStatus
+from headway.domain.quality_jobs import QualityJob, QualityResult
 from headway.domain.release import QualityFigures, Reference
 from headway.domain.weight_jobs import QuantizeJob, QuantizeResult, StageJob, StageResult
 from headway.domain.weights import Manifest, WeightFile
@@ -60,13 +61,33 @@ def quantize(weights: FakeWeightStore, *, perplexity: Mapping[str, float] | None
             per_text_nll=(nll,),
             per_text_tokens=(100,),
         )
-        reference = Reference(source_digest=asked.source_digest, figures=figures, token_ids=((1, 2),))
+        reference = Reference(
+            source_digest=asked.source_digest, figures=figures, token_ids=((1, 2),), top_sha256="0" * 64
+        )
         weights.documents[asked.reference_uri.removeprefix("s3://headway/")] = reference.to_json()
         result = QuantizeResult(outcome="made", artifact_digest=asked.artifact_digest, source_bytes=10)
         if refusal(source_checks(figures, asked.stable, asked.quality)):
             return done(job, result.model_copy(update={"outcome": "refused", "reason": "bad"}).to_json())
         file = WeightFile(path="model.safetensors", size_bytes=5, sha256="5" * 64, parts=("5" * 64,))
         weights.manifests[asked.artifact_digest] = Manifest(artifact_digest=asked.artifact_digest, files=(file,))
+        return done(job, result.to_json())
+
+    return play
+
+
+def quality(weights: FakeWeightStore, *findings: str) -> Play:
+    """Play the serving environment, which accepts whatever it is asked about unless there are findings."""
+
+    def play(job: Job) -> JobStatus:
+        asked = QualityJob.model_validate(job.payload)
+        result = QualityResult(
+            depth=asked.depth,
+            artifact_digest=asked.artifact_digest,
+            scheme=asked.scheme,
+            artifact_bytes=5,
+            findings=findings,
+        )
+        weights.documents[asked.result_uri.removeprefix("s3://headway/")] = result.to_json()
         return done(job, result.to_json())
 
     return play

@@ -25,6 +25,7 @@ def fill(backend: FakeBackend) -> FakeBackend:
     weights = backend.weights
     backend.jobs.plays |= {
         "quantize": played.quantize(weights),
+        "quality": played.quality(weights),
         "stage": played.stage,
         "bench": played.bench(weights),
     }

@@ -75,7 +75,7 @@ def _environments(layout: LocalLayout) -> Iterator[Finding]:
 def _room(layout: LocalLayout) -> Iterator[Finding]:
     disk = free_disk_bytes(layout.home)
     yield _enough("disk of HEADWAY_HOME", disk, HOME_DISK_BYTES, f"make room at {layout.home}, or set HEADWAY_HOME")
-    if not all(python.exists() for python in layout.env_pythons.values()):
+    if not all(layout.python(name).exists() for name in ENVIRONMENTS):
         disk = free_disk_bytes(layout.cache)
         yield _enough(
             "disk of HEADWAY_CACHE", disk, CACHE_DISK_BYTES, f"make room at {layout.cache}, or set HEADWAY_CACHE"

@@ -1,19 +1,11 @@
-"""Why an engine did not start, in its own words.
+"""Why an engine of a cluster did not start, in its own words.
 
-Serve only says that the deployment failed, and vLLM's own error says "see root cause above": the cause itself is a line
-that one of vLLM's processes logged.
+Serve only says that the deployment failed; what vLLM's processes logged is in Ray's log folder.
 """
 
-import re
 from pathlib import Path
 
-CAUSE = re.compile(
-    r"^\((?:Worker|EngineCore)[^)]*\) ERROR \S+ \S+ \[[^\]]*\] (?P<cause>(?:\w+\.)*\w*(?:Error|Exception): .+)$"
-)
-CONSEQUENCES = ("initialization failed", "cancelled")
-"""What the other processes say when one of them has failed."""
-
-LONGEST = 400
+from headway.domain import engine_error
 
 
 def root_cause(logs: Path) -> str:
@@ -23,15 +15,12 @@ def root_cause(logs: Path) -> str:
         logs: Ray's log folder of the session.
     """
     for path in sorted(logs.glob("worker-*.out")) + sorted(logs.glob("worker-*.err")):
-        for line in path.read_text(errors="replace").splitlines():
-            found = CAUSE.match(line)
-            if found and not any(word in line for word in CONSEQUENCES):
-                module, _, text = found["cause"].partition(": ")
-                return f"{module.rpartition('.')[2]}: {text}"[:LONGEST]
+        if found := engine_error.root_cause(path.read_text(errors="replace").splitlines()):
+            return found
     return ""
 
 
 def last_line(text: str) -> str:
     """Return the last line of a message, which in a traceback is the error itself."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:LONGEST] if lines else ""
+    return lines[-1][: engine_error.LONGEST] if lines else ""

@@ -6,9 +6,11 @@ from typing import Literal
 
 from headway.errors import ConfigError
 
-EnvironmentName = Literal["airflow", "serve", "quantize", "tools"]
+EnvironmentName = Literal["airflow", "serve", "quantize", "tools", "tasks"]
 
 ENVIRONMENTS: tuple[EnvironmentName, ...] = ("airflow", "serve", "quantize", "tools")
+ON_DEMAND: tuple[EnvironmentName, ...] = ("tasks",)
+"""Environments that only some profiles need: `local/setup.sh NAME` builds them, `make setup` does not."""
 
 
 def lock_digest(checkout: Path, environment: EnvironmentName) -> str:
@@ -33,6 +35,12 @@ def environment_pythons(checkout: Path, cache: Path, envs_dir: Path | None = Non
         cache: Folder that clones share.
         envs_dir: Folder with ready environments `<name>/` to use instead of those that the lock files name.
     """
+    names = (*ENVIRONMENTS, *ON_DEMAND)
     if envs_dir is not None:
-        return {name: envs_dir / name / "bin" / "python" for name in ENVIRONMENTS}
-    return {name: cache / "envs" / f"{name}-{lock_digest(checkout, name)}" / "bin" / "python" for name in ENVIRONMENTS}
+        return {name: envs_dir / name / "bin" / "python" for name in names}
+    return {name: cache / "envs" / f"{name}-{lock_digest(checkout, name)}" / "bin" / "python" for name in names}
+
+
+def how_to_build(environment: EnvironmentName) -> str:
+    """Return the command that builds an environment."""
+    return f"local/setup.sh {environment}" if environment in ON_DEMAND else "make setup"

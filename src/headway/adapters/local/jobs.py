@@ -19,12 +19,20 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from headway.adapters.local.environments import how_to_build
 from headway.adapters.local.layout import LocalLayout, S3Role
 from headway.adapters.local.processes import Supervisor, end_strays
+from headway.adapters.local.ray_head import engine_environment
 from headway.domain.job import EXIT_DONE, EXIT_RETRY, Job, JobStatus, Program
-from headway.errors import NotFound
+from headway.errors import ConfigError, NotFound
 
-ROLES: Mapping[Program, S3Role] = {"quantize": "quantize", "quality": "quantize", "stage": "stage", "bench": "headway"}
+ROLES: Mapping[Program, S3Role] = {
+    "quantize": "quantize",
+    "quality": "quantize",
+    "stage": "stage",
+    "bench": "headway",
+    "tasks": "headway",
+}
 """The S3 identity of each program: the least that it needs."""
 
 STOP_WAIT_S = 20
@@ -44,10 +52,21 @@ class LocalJobs:
         self._supervisor = Supervisor(layout)
 
     def submit(self, job: Job) -> JobStatus:
-        """Start the job, or adopt the one of this name (running or ended well). A failed one is started anew."""
+        """Start the job, or adopt the one of this name (running or ended well). A failed one is started anew.
+
+        Raises:
+            ConfigError: Its environment is not built.
+        """
         known = self.status(job.name)
         if known.phase in ("running", "succeeded"):
             return known
+        python = self._layout.python(job.environment)
+        if not python.exists():
+            raise ConfigError(
+                f"the program {job.program} needs the environment {job.environment}, which is not built: there is no "
+                f"{python}; run `{how_to_build(job.environment)}` and start the release again",
+                environment=job.environment,
+            )
         if known.phase != "absent":
             # A process that has just said how it ended may still be on its way out, and would be adopted.
             self._supervisor.stop(_process(job.name))
@@ -132,8 +151,17 @@ class LocalJobs:
 
     def _extra(self, job: Job) -> dict[str, str]:
         extra = {"HEADWAY_JOB": job.name}
+        # Each program gets its half of the pair, and only as a path. A stack that is up since before there was a pair
+        # has none; a pair of one's own that is missing is the program's error.
+        layout = self._layout
+        if job.program == "quantize" and (layout.own_signing_key or layout.signing_key.exists()):
+            extra["HEADWAY_SIGNING_KEY"] = str(layout.signing_key)
+        if job.program == "stage" and (layout.own_artifact_key or layout.artifact_key.exists()):
+            extra["HEADWAY_ARTIFACT_KEY"] = str(layout.artifact_key)
         if job.environment != "airflow":
             extra |= {"HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        if job.program == "quality":
+            extra |= engine_environment(self._layout)
         return extra
 
     def _folder(self, name: str) -> Path:

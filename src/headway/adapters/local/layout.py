@@ -57,10 +57,21 @@ class LocalLayout(Ports):
     env_pythons: Mapping[EnvironmentName, Path] = field(default_factory=dict)
     envs_dir: Path | None = None
     """Where the environments are if not in the cache; handed on to children."""
+    own_signing_key: Path | None = None
+    own_artifact_key: Path | None = None
+    """The deployment's own key pair for artifacts; none: the pair among the generated secrets."""
 
     @classmethod
     def make(
-        cls, *, home: Path, cache: Path, base_port: int, checkout: Path, envs_dir: Path | None = None
+        cls,
+        *,
+        home: Path,
+        cache: Path,
+        base_port: int,
+        checkout: Path,
+        envs_dir: Path | None = None,
+        signing_key: Path | None = None,
+        artifact_key: Path | None = None,
     ) -> "LocalLayout":
         """Build a layout with absolute paths and the environments that the lock files name.
 
@@ -75,7 +86,14 @@ class LocalLayout(Ports):
             checkout=checkout,
             env_pythons=environment_pythons(checkout, cache.resolve(), envs_dir),
             envs_dir=envs_dir,
+            own_signing_key=signing_key,
+            own_artifact_key=artifact_key,
         )
+        if (signing_key is None) != (artifact_key is None):
+            raise ConfigError(
+                "HEADWAY_SIGNING_KEY and HEADWAY_ARTIFACT_KEY are a pair, and only one of them is set: artifacts would "
+                "be signed with one pair and verified with another; set both or none"
+            )
         highest = 65535 - HIGHEST_OFFSET
         if not 1024 <= base_port <= highest:
             message = (
@@ -256,6 +274,16 @@ class LocalLayout(Ports):
     def secret(self, name: str) -> Path:
         """Return the file of a generated secret, such as `jwt_secret`."""
         return self.secrets / name
+
+    @property
+    def signing_key(self) -> Path:
+        """PEM file of the private key that signs artifacts; only the quantize program is told of it."""
+        return self.own_signing_key or self.secrets / "artifact-signing-key.pem"
+
+    @property
+    def artifact_key(self) -> Path:
+        """PEM file of the public keys by which the node verifies artifacts."""
+        return self.own_artifact_key or self.secrets / "artifact-key.pub"
 
     def log(self, name: str) -> Path:
         """Return the log file of a supervised process."""

@@ -8,6 +8,7 @@ import psutil
 from headway.adapters.local import cluster_files as files
 from headway.adapters.local.cluster_files import ClusterRecord
 from headway.adapters.local.layout import HOST, LocalLayout
+from headway.domain.cluster import CPU_ENVIRONMENT
 from headway.units import MIB
 
 LOGICAL_CPUS = 32
@@ -21,16 +22,6 @@ SHARE_OF_CORES = 4
 because each waits for the other at every layer."""
 
 RAY_ENVIRONMENT = {
-    # Without a C++ compiler the first sampled request would kill the engine.
-    "TORCHDYNAMO_DISABLE": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    # vLLM would bind every engine of the machine to the same first core.
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # headway.adapters.local.vllm_cpu takes its place.
-    "VLLM_DISABLED_KERNELS": "ChannelWiseTorchFP8ScaledMMLinearKernel",
-    "DO_NOT_TRACK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     # Off by default on Linux; it is what keeps Ray on 127.0.0.1 instead of on every interface of the machine.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
@@ -78,18 +69,26 @@ def ray_arguments(record: ClusterRecord, temp_dir: Path) -> Sequence[str]:
     ]
 
 
-def ray_environment(layout: LocalLayout, record: ClusterRecord) -> dict[str, str]:
-    """Return what the processes of a cluster need beside the environment of every child."""
+def engine_environment(layout: LocalLayout) -> dict[str, str]:
+    """Return what every process with a vLLM engine in it needs beside the environment of every child."""
     python_path = layout.child_env("serve")["PYTHONPATH"]
     threads = max(1, (psutil.cpu_count() or 1) // SHARE_OF_CORES)
     return {
+        **CPU_ENVIRONMENT,
+        "VLLM_CACHE_ROOT": str(layout.vllm_cache),
+        "OMP_NUM_THREADS": str(threads),
+        # With the entry point of headway.adapters.local.vllm_cpu.
+        "PYTHONPATH": f"{python_path}:{layout.checkout / 'local' / 'serve'}",
+    }
+
+
+def ray_environment(layout: LocalLayout, record: ClusterRecord) -> dict[str, str]:
+    """Return what the processes of a cluster need beside the environment of every child."""
+    return {
+        **engine_environment(layout),
         **RAY_ENVIRONMENT,
         "HEADWAY_CLUSTER": record.spec.name,
         # Ray runs what it is sent, and Serve's replicas listen on every interface whatever they are told.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(files.token_file(layout, record.spec.name)),
-        "VLLM_CACHE_ROOT": str(layout.vllm_cache),
-        "OMP_NUM_THREADS": str(threads),
-        # With the entry point of headway.adapters.local.vllm_cpu.
-        "PYTHONPATH": f"{python_path}:{layout.checkout / 'local' / 'serve'}",
     }

@@ -51,6 +51,35 @@ def ensure(layout: LocalLayout) -> list[str]:
     if _create(layout.airflow_passwords, json.dumps(passwords)):
         made.append(layout.airflow_passwords.name)
     made += _ensure_s3(layout)
+    made += _ensure_pair(layout)
+    return made
+
+
+def _ensure_pair(layout: LocalLayout) -> list[str]:
+    """Make the pair that signs artifacts, unless the deployment has its own; the public half always from the private.
+
+    Existing ones are kept: artifacts in the store are verified with them.
+    """
+    if layout.own_signing_key is not None:
+        return []
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    made = []
+    private = layout.signing_key
+    if not private.exists():
+        pem = ec.generate_private_key(ec.SECP256R1()).private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        _create(private, pem.decode())
+        made.append(private.name)
+    key = serialization.load_pem_private_key(private.read_bytes(), password=None)
+    pem = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    public = layout.artifact_key
+    if not public.exists() or public.read_bytes() != pem:
+        public.unlink(missing_ok=True)
+        _create(public, pem.decode())
+        made.append(public.name)
     return made
 
 

@@ -94,6 +94,8 @@ def airflow_env(layout: LocalLayout) -> dict[str, str]:
         worker_log_port=str(layout.base_port + 9),
         trigger_log_port=str(layout.base_port + 10),
     )
+    keys = {"HEADWAY_SIGNING_KEY": layout.own_signing_key, "HEADWAY_ARTIFACT_KEY": layout.own_artifact_key}
+    values |= {name: str(path) for name, path in keys.items() if path is not None}
     return layout.child_env("airflow", extra={**values, "HEADWAY_CODE": code_digest(layout.checkout)})
 
 

@@ -112,6 +112,8 @@ REMEDIES: dict[type[HeadwayError], str] = {
     ConfigError: "correct the settings of the object store",
 }
 
+CLOCK_REMEDY = "the clocks of this machine and of the store differ too much; set both (chrony or another NTP client)"
+
 _UNREACHABLE = (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError, urllib3.HTTPError, OSError)
 _CREDENTIALS = (
     boto.NoCredentialsError,
@@ -159,4 +161,5 @@ def _from_answer(error: boto.ClientError, what: str, facts: dict[str, Any]) -> H
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     kind = kind_of(code, status)
     said = str(answer.get("Message", ""))[:200]
-    return kind(f"cannot {what}: {code} {said}".rstrip() + f"; {REMEDIES[kind]}", code=code, status=status, **facts)
+    remedy = CLOCK_REMEDY if code == "RequestTimeTooSkewed" else REMEDIES[kind]
+    return kind(f"cannot {what}: {code} {said}".rstrip() + f"; {remedy}", code=code, status=status, **facts)

@@ -4,11 +4,9 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import ValidationError
-
 from headway.adapters.s3.client import OwnBucket, join
 from headway.domain.value import canonical_json, digest
-from headway.domain.weights import Manifest
+from headway.domain.weights import Manifest, read_manifest
 from headway.errors import IntegrityError, NotFound
 from headway.ports import StoredObject
 
@@ -48,10 +46,7 @@ class S3WeightStore(OwnBucket):
         found = self.client.read_json(uri)
         if found is None:
             return None
-        try:
-            manifest = Manifest.model_validate(dict(found))
-        except ValidationError as error:
-            raise IntegrityError(f"{uri} is no manifest that this headway can read: {error}", uri=uri) from error
+        manifest = read_manifest(found, uri)
         if manifest.artifact_digest != artifact_digest:
             raise IntegrityError(f"{uri} is the manifest of {manifest.artifact_digest}; delete the artifact", uri=uri)
         return manifest
