@@ -1,6 +1,5 @@
 """The report of a release: one HTML page that needs nothing beside it, and the numbers of it for the registry."""
 
-import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -21,11 +20,14 @@ from headway.domain.release import (
 from headway.domain.value import Value
 from headway.domain.weight_jobs import LayerError
 from headway.errors import IntegrityError
+from headway.judge.cost import token_cost
 from headway.judge.quality import KL
 from headway.judge.records import Run, parse
 from headway.judge.verdict import Analysis, analyse, planned_blocks
 from headway.judge.words import NAMES
 from headway.release import figures
+from headway.release.page import esc, figure, section, table, whole
+from headway.release.quantize import Contest
 from headway.release.record import Ending
 from headway.units import format_bytes, format_seconds
 
@@ -82,20 +84,15 @@ def render(
             _demo(plan, verdict),
             _why(verdict, end),
             _comparison(plan, verdict, run, analysis),
+            _schemes(plan, steps),
             _quality(checks, _Measured.of(steps, verdict)),
             _steps(steps, spent),
             _memory(plan),
             _identity(ref, plan, steps, verdict),
         )
     )
-    title = _esc(f"{ref.model} version {ref.version}: {end.outcome.replace('_', ' ')}")
-    page = (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta name="color-scheme" content="light dark">'
-        f"<title>{title}</title><style>{STYLE}</style></head><body><main>{body}</main></body></html>\n"
-    )
-    return page.encode(), _numbers(spent, verdict, checks)
+    title = esc(f"{ref.model} version {ref.version}: {end.outcome.replace('_', ' ')}")
+    return whole(title, body), _numbers(spent, verdict, checks) | _cost_numbers(plan, verdict)
 
 
 def _parsed(records: bytes | None) -> Run | None:
@@ -114,12 +111,12 @@ def _analysis(plan: ReleasePlan | None, verdict: Verdict | None, run: Run | None
 
 def _head(ref: ReleaseRef, plan: ReleasePlan | None, end: Ending, now: datetime) -> str:
     kind, meaning = OUTCOMES[end.outcome]
-    selected = f" · selected by {_esc(plan.selection.selected_by)}" if plan else ""
+    selected = f" · selected by {esc(plan.selection.selected_by)}" if plan else ""
     return (
-        f'<header><p class="badge {kind}">{_esc(end.outcome.replace("_", " "))}</p>'
-        f"<h1>{_esc(ref.model)} <span>version {ref.version}</span></h1>"
-        f'<p class="lead">Version {ref.version} {_esc(meaning)}.</p><p>{_esc(end.reason)}</p>'
-        f'<p class="meta">release {_esc(ref.release)}{selected} · {now:%Y-%m-%d %H:%M} UTC</p></header>'
+        f'<header><p class="badge {kind}">{esc(end.outcome.replace("_", " "))}</p>'
+        f"<h1>{esc(ref.model)} <span>version {ref.version}</span></h1>"
+        f'<p class="lead">Version {ref.version} {esc(meaning)}.</p><p>{esc(end.reason)}</p>'
+        f'<p class="meta">release {esc(ref.release)}{selected} · {now:%Y-%m-%d %H:%M} UTC</p></header>'
     )
 
 
@@ -137,9 +134,9 @@ def _why(verdict: Verdict | None, end: Ending) -> str:
     told = end.reason
     if verdict is None or (verdict.sentence == told and all(reason in told for reason in verdict.reasons)):
         return ""
-    lead = f"<p>{_esc(verdict.sentence)}</p>" if verdict.sentence != end.reason else ""
-    items = "".join(f"<li>{_esc(reason)}</li>" for reason in verdict.reasons)
-    return _section("Why", f"{lead}<ul>{items}</ul>")
+    lead = f"<p>{esc(verdict.sentence)}</p>" if verdict.sentence != end.reason else ""
+    items = "".join(f"<li>{esc(reason)}</li>" for reason in verdict.reasons)
+    return section("Why", f"{lead}<ul>{items}</ul>")
 
 
 def _comparison(plan: ReleasePlan | None, verdict: Verdict | None, run: Run | None, analysis: Analysis | None) -> str:
@@ -149,25 +146,26 @@ def _comparison(plan: ReleasePlan | None, verdict: Verdict | None, run: Run | No
     head = ("metric", "stable", "candidate", "effect (interval)", "margin")
     if not verdict.paired:
         head = ("metric", "", "candidate", "", "limit")
-    parts = [_table(head, rows, "numbers") if rows else "<p>The benchmark ended before its first look.</p>"]
+    parts = [table(head, rows, "numbers") if rows else "<p>The benchmark ended before its first look.</p>"]
     parts.append('<div class="figures">')
-    parts.append(_figure("Effect on latency", figures.effects(verdict.effects)))
+    parts.append(figure("Effect on latency", figures.effects(verdict.effects)))
     if analysis is not None and run is not None and plan is not None:
         total = planned_blocks(plan.profile.canary, paired=verdict.paired)
         parts.append(
-            _figure(
+            figure(
                 "The way to the decision: bounds at each look. Solid red: the margin; a bar wholly below it passes. "
                 "Dotted red: half the margin; a bar wholly above it that reaches the margin fails",
                 figures.path(analysis.looks, total),
             )
         )
-        parts.append(_figure("Block by block", figures.blocks(analysis.ratios)))
-        parts.append(_figure("All requests that ended well", figures.distributions(run.records)))
+        parts.append(figure("Block by block", figures.blocks(analysis.ratios)))
+        parts.append(figure("All requests that ended well", figures.distributions(run.records)))
     parts.append("</div>")
+    parts.append(_cost(plan, verdict))
     if run is not None and plan is not None:
         parts.append(_measuring(run, planned_blocks(plan.profile.canary, paired=verdict.paired)))
     title = "Candidate against stable" if verdict.paired else "First release: absolute limits"
-    return _section(title, "".join(parts))
+    return section(title, "".join(parts))
 
 
 def _measuring(run: Run, total: int) -> str:
@@ -185,7 +183,7 @@ def _measuring(run: Run, total: int) -> str:
         )
     facts += [f"block {s.block + 1} is not used: {s.reason or 'stopped'}" for s in void]
     facts += [f"error: {error}" for error in sorted(errors)[:5]]
-    return "<ul>" + "".join(f"<li>{_esc(fact)}</li>" for fact in facts) + "</ul>"
+    return "<ul>" + "".join(f"<li>{esc(fact)}</li>" for fact in facts) + "</ul>"
 
 
 def _effect_row(effect: MetricEffect) -> tuple[str, ...]:
@@ -200,8 +198,8 @@ def _effect_row(effect: MetricEffect) -> tuple[str, ...]:
         how, margin = "", "" if effect.margin is None else f"{effect.margin:g} {unit}"
     mark = {"pass": "good", "fail": "bad", "undecided": "wait"}[effect.verdict]
     badge = f'<span class="badge {mark}">{effect.verdict}</span>'
-    name = _esc(NAMES.get(effect.metric, effect.metric))
-    return f"{name} {badge}", _value(effect.stable, unit), _value(effect.candidate, unit), how, _esc(margin)
+    name = esc(NAMES.get(effect.metric, effect.metric))
+    return f"{name} {badge}", _value(effect.stable, unit), _value(effect.candidate, unit), how, esc(margin)
 
 
 class _Measured(NamedTuple):
@@ -237,11 +235,11 @@ def _quality(checks: Sequence[Check], measured: _Measured) -> str:
         kind, word = (
             ("good", "pass") if check.passed else ("bad", "fail") if check.measured is not None else ("wait", "missing")
         )
-        rows.append((_esc(check.name), _esc(check.sentence), f'<span class="badge {kind}">{word}</span>'))
+        rows.append((esc(check.name), esc(check.sentence), f'<span class="badge {kind}">{word}</span>'))
     limit = next((check.limit for check in checks if check.name == KL and check.limit), None)
-    return _section(
+    return section(
         "Quality",
-        _table(("check", "found", ""), rows) + _by_text(measured, limit) + _by_layer(measured.layers),
+        table(("check", "found", ""), rows) + _by_text(measured, limit) + _by_layer(measured.layers),
     )
 
 
@@ -264,7 +262,7 @@ def _by_text(measured: _Measured, limit: float | None) -> str:
     worst = sorted(range(len(kl)), key=lambda number: -kl[number])[:WORST]
     rows = [
         (
-            f"{names[number]} <small>{_esc(begins[number])}</small>",
+            f"{names[number]} <small>{esc(begins[number])}</small>",
             f"{kl[number]:.4f}",
             _lost(measured, number),
             f"{served.per_text_top1[number] / tokens[number] * 100:.1f} %" if served.per_text_top1 else "",
@@ -272,7 +270,7 @@ def _by_text(measured: _Measured, limit: float | None) -> str:
         for number in worst
     ]
     head = ("where it fails", "divergence", "likelihood lost", "same first choice")
-    return _figure("Divergence from the source by text", drawn) + _table(head, rows)
+    return figure("Divergence from the source by text", drawn) + table(head, rows)
 
 
 def _lost(measured: _Measured, number: int) -> str:
@@ -289,10 +287,58 @@ def _by_layer(errors: Sequence[LayerError]) -> str:
     for kind, caption in LAYER_CAPTIONS.items():
         own = [error for error in errors if error.kind == kind]
         shown = [(error.name, error.relative_error) for error in own if error.relative_error is not None]
-        parts.append(_figure(caption, figures.layers(shown)))
+        parts.append(figure(caption, figures.layers(shown)))
         broken = ", ".join(error.name for error in own if error.relative_error is None)
-        parts.append(f"<p>No finite number comes out of {_esc(broken)}.</p>" if broken else "")
+        parts.append(f"<p>No finite number comes out of {esc(broken)}.</p>" if broken else "")
     return "".join(parts)
+
+
+def _schemes(plan: ReleasePlan | None, steps: Sequence[StepRecord]) -> str:
+    """Show the race, if there was one, and the schemes of the profile that would not do, each with its reason."""
+    if plan is None:
+        return ""
+    rows = []
+    for step in steps:
+        for given in (step.detail, _refusal(step)):
+            for contest in _contests(given.get("race")):
+                kind, word = ("good", "passed") if contest.passed else ("bad", "lost")
+                size = format_bytes(contest.size_bytes) if contest.size_bytes else "not made"
+                badge = f'<span class="badge {kind}">{word}</span>'
+                rows.append((f"{esc(contest.scheme)} {badge}", esc(size), esc(contest.reason)))
+    for passed_over in plan.passed_over:
+        scheme, _, reason = passed_over.partition(": ")
+        rows.append((f'{esc(scheme)} <span class="badge wait">passed over</span>', "", esc(reason)))
+    return section("Schemes", table(("scheme", "size", "because"), rows)) if rows else ""
+
+
+def _contests(race: Any) -> list[Contest]:
+    found = (_read(Contest, item) for item in (race if isinstance(race, list | tuple) else ()))
+    return [contest for contest in found if contest is not None]
+
+
+def _refusal(step: StepRecord) -> Mapping[str, Any]:
+    """Return the figures that an error of a step carries."""
+    facts = step.detail.get("facts")
+    report = facts.get("report") if isinstance(facts, dict) else None
+    return report if isinstance(report, dict) else {}
+
+
+def _cost(plan: ReleasePlan | None, verdict: Verdict) -> str:
+    cost = token_cost(plan.profile, verdict.effects) if plan else None
+    if cost is None:
+        return ""
+    sides = (("stable", cost.stable), ("the candidate", cost.candidate))
+    told = [f"{value:.2f} for {side}" for side, value in sides if value is not None]
+    return (
+        f"<p>A million output tokens cost {esc(' and '.join(told))}, at the measured median time per token and "
+        f"{plan.profile.replicas.target_ongoing if plan else 0} requests in flight on a replica.</p>"
+    )
+
+
+def _cost_numbers(plan: ReleasePlan | None, verdict: Verdict | None) -> dict[str, float]:
+    cost = token_cost(plan.profile, verdict.effects) if plan and verdict else None
+    sides = {"stable": cost.stable, "candidate": cost.candidate} if cost else {}
+    return {f"{side}_cost_per_million_tokens": value for side, value in sides.items() if value is not None}
 
 
 def _steps(steps: Sequence[StepRecord], spent: Mapping[str, float]) -> str:
@@ -301,14 +347,14 @@ def _steps(steps: Sequence[StepRecord], spent: Mapping[str, float]) -> str:
     rows = []
     for step in steps:
         fine = step.outcome == "done"
-        badge = f'<span class="badge {"good" if fine else "bad"}">{_esc(step.outcome)}</span>'
-        note = "" if fine else _esc(str(step.detail.get("message", "")))
-        rows.append((_esc(step.step), _esc(format_seconds(spent[step.step])), badge + (f"<br>{note}" if note else "")))
+        badge = f'<span class="badge {"good" if fine else "bad"}">{esc(step.outcome)}</span>'
+        note = "" if fine else esc(str(step.detail.get("message", "")))
+        rows.append((esc(step.step), esc(format_seconds(spent[step.step])), badge + (f"<br>{note}" if note else "")))
     total = sum(spent.values())
     between = spent.get("between steps", 0.0)
-    summary = f"<p>{_esc(format_seconds(total))} in all, {_esc(format_seconds(between))} of it between the steps.</p>"
+    summary = f"<p>{esc(format_seconds(total))} in all, {esc(format_seconds(between))} of it between the steps.</p>"
     drawn = figures.durations(list(spent.items()))
-    return _section("Steps", summary + _table(("step", "took", "result"), rows) + _figure("Where the time went", drawn))
+    return section("Steps", summary + table(("step", "took", "result"), rows) + figure("Where the time went", drawn))
 
 
 def _memory(plan: ReleasePlan | None) -> str:
@@ -326,7 +372,7 @@ def _memory(plan: ReleasePlan | None) -> str:
         (f'<i class="dot" style="background:var(--{tone})"></i>{name}', format_bytes(size)) for name, size, tone in uses
     ]
     rows += [("needed", format_bytes(memory.needed_bytes)), ("available", format_bytes(memory.available_bytes))]
-    return _section("Memory of one accelerator", f'<div class="bar">{bar}</div>' + _table(("use", "size"), rows))
+    return section("Memory of one accelerator", f'<div class="bar">{bar}</div>' + table(("use", "size"), rows))
 
 
 def _identity(ref: ReleaseRef, plan: ReleasePlan | None, steps: Sequence[StepRecord], verdict: Verdict | None) -> str:
@@ -355,7 +401,7 @@ def _identity(ref: ReleaseRef, plan: ReleasePlan | None, steps: Sequence[StepRec
         rows += [("records", verdict.records_uri), ("records sha256", verdict.records_sha256)]
     served = next((f.get("engine") for s in steps for f in _figures_of(s.detail) if f.get("engine")), None)
     rows += [("figures computed by", str(served))] if served else []
-    return _section("Identity", _table(("", ""), [(_esc(k), f"<code>{_esc(v)}</code>") for k, v in rows]))
+    return section("Identity", table(("", ""), [(esc(k), f"<code>{esc(v)}</code>") for k, v in rows]))
 
 
 def _figures_of(detail: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
@@ -366,8 +412,7 @@ def _checks(steps: Sequence[StepRecord], verdict: Verdict | None) -> list[Check]
     """Collect the checks of the earlier steps, also those a refusal carries, and of the verdict."""
     found: dict[str, Check] = {}
     for step in steps:
-        report = step.detail.get("facts", {}).get("report", {}) if isinstance(step.detail.get("facts"), dict) else {}
-        given = step.detail.get("checks") or (report.get("checks") if isinstance(report, dict) else None) or ()
+        given = step.detail.get("checks") or _refusal(step).get("checks") or ()
         for item in given if isinstance(given, list | tuple) else ():
             if not isinstance(item, dict):
                 continue  # Validation lists its rules as plain sentences.
@@ -419,71 +464,9 @@ def _numbers(spent: Mapping[str, float], verdict: Verdict | None, checks: Sequen
     return numbers
 
 
-def _section(title: str, content: str) -> str:
-    return f"<section><h2>{_esc(title)}</h2>{content}</section>"
-
-
-def _figure(caption: str, svg: str) -> str:
-    return f"<figure>{svg}<figcaption>{_esc(caption)}</figcaption></figure>" if svg else ""
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    """Build a table; cells of `rows` are HTML already."""
-    top = "".join(f"<th>{_esc(cell)}</th>" for cell in head)
-    lines = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    header = f"<thead><tr>{top}</tr></thead>" if any(head) else ""
-    return f'<div class="scroll"><table class="{kind}">{header}<tbody>{lines}</tbody></table></div>'
-
-
 def _value(value: float | None, unit: str) -> str:
-    return "" if value is None else _esc(f"{value:.2f} {unit}" if value < 100 else f"{value:.0f} {unit}")
+    return "" if value is None else esc(f"{value:.2f} {unit}" if value < 100 else f"{value:.0f} {unit}")
 
 
 def _change(ratio: float | None) -> str:
     return "?" if ratio is None else f"{(ratio - 1) * 100:+.1f} %"
-
-
-def _esc(text: str) -> str:
-    return html.escape(text, quote=True)
-
-
-STYLE = """
-:root { --ink:#1d2330; --muted:#6f7888; --page:#f6f7f9; --card:#fff; --line:#e1e5eb;
-  --stable:#4b6b9a; --candidate:#c8701a; --good:#1f7a45; --bad:#c0353a; --wait:#96690a }
-@media (prefers-color-scheme: dark) { :root { --ink:#e4e8ee; --muted:#8f99a8; --page:#12151b; --card:#1a1f28;
-  --line:#2c333f; --stable:#8fb3e8; --candidate:#f0a35a; --good:#5cc98a; --bad:#ff7a7e; --wait:#e6b84f } }
-* { box-sizing:border-box }
-body { margin:0; background:var(--page); color:var(--ink); font:15px/1.5 system-ui,-apple-system,'Segoe UI',sans-serif }
-main { max-width:60rem; margin:0 auto; padding:1rem }
-header { padding:.5rem 0 }
-h1 { font-size:1.6rem; margin:.3rem 0; overflow-wrap:anywhere }
-h1 span { font-weight:400 }
-h2 { font-size:1.1rem; margin:0 0 .6rem }
-p, li { overflow-wrap:anywhere }
-.lead { font-size:1.1rem; margin:.2rem 0 }
-.meta, figcaption { color:var(--muted); font-size:.85rem }
-ul { padding-left:1.2rem; margin:.4rem 0 }
-section, .note { background:var(--card); border:1px solid var(--line); border-radius:.5rem; padding:1rem;
-  margin:1rem 0 }
-.note { border-left:4px solid var(--wait) }
-.scroll { overflow-x:auto }
-table { border-collapse:collapse; width:100%; font-size:.9rem }
-th, td { text-align:left; padding:.35rem .8rem .35rem 0; border-bottom:1px solid var(--line); vertical-align:top }
-th { color:var(--muted); font-weight:500 }
-tr:last-child td { border-bottom:0 }
-code { font-size:.8rem; overflow-wrap:anywhere }
-small { color:var(--muted) }
-.numbers td:not(:first-child), .badge { white-space:nowrap }
-.badge { display:inline-block; margin:0; padding:.05rem .5rem; border-radius:1rem; font-size:.8rem; font-weight:600;
-  border:1px solid currentColor }
-.good { color:var(--good) }
-.bad { color:var(--bad) }
-.wait { color:var(--wait) }
-.figures { display:grid; grid-template-columns:repeat(auto-fit,minmax(min(100%,22rem),1fr)); gap:0 1.5rem;
-  align-items:start }
-figure { margin:1rem 0; max-width:36rem }
-svg { width:100%; height:auto; display:block }
-svg text { font-family:system-ui,sans-serif !important }
-.bar { display:flex; height:1rem; border-radius:.5rem; overflow:hidden; background:var(--line); margin-bottom:.6rem }
-.dot { display:inline-block; width:.7em; height:.7em; border-radius:50%; margin-right:.5em }
-"""

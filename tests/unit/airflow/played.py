@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from headway.domain import texts
 from headway.domain.bench import BenchJob, BenchResult, CanaryAnswer
 from headway.domain.job import Job, JobStatus
 from headway.domain.quality_jobs import QualityJob, QualityResult
@@ -75,17 +76,35 @@ def quantize(weights: FakeWeightStore, *, perplexity: Mapping[str, float] | None
     return play
 
 
-def quality(weights: FakeWeightStore, *findings: str) -> Play:
-    """Play the serving environment, which accepts whatever it is asked about unless there are findings."""
+def quality(weights: FakeWeightStore, *findings: str, ratios: Mapping[str, float] | None = None) -> Play:
+    """Play the serving environment.
+
+    Args:
+        weights: Where the result goes.
+        findings: Why it refuses every artifact; none: it accepts.
+        ratios: Perplexity as served over the source's, by scheme, where it is asked for answers; 1.01 for all others.
+    """
 
     def play(job: Job) -> JobStatus:
         asked = QualityJob.model_validate(job.payload)
+        nll = 100 * math.log(12.0 * (ratios or {}).get(asked.scheme, 1.01))
+        figures = QualityFigures(
+            prompt_set_digest=texts.prompt_set_digest(),
+            engine="played",
+            tokens=100,
+            nll=nll,
+            per_text_nll=(nll,),
+            per_text_tokens=(100,),
+        )
+        answer = CanaryAnswer(side="candidate", prompt="Hello?", text="Hello, how can I help?", finish_reason="stop")
         result = QualityResult(
             depth=asked.depth,
             artifact_digest=asked.artifact_digest,
             scheme=asked.scheme,
             artifact_bytes=5,
             findings=findings,
+            served=figures if asked.depth == "answers" else None,
+            answers=(answer,) if asked.depth == "answers" else (),
         )
         weights.documents[asked.result_uri.removeprefix("s3://headway/")] = result.to_json()
         return done(job, result.to_json())
