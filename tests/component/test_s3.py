@@ -96,7 +96,8 @@ def test_a_changed_object_is_not_hashed_under_the_old_name(s3: S3Server, store: 
 def test_a_manifest_makes_an_artifact_and_delete_takes_it_first(s3: S3Server, store: S3WeightStore) -> None:
     """Where the manifest is, the artifact is whole."""
     name = "a" * 64
-    file = WeightFile(path="x", size_bytes=1, sha256=hashlib.sha256(b"x").hexdigest(), parts=("p",))
+    digest = hashlib.sha256(b"x").hexdigest()
+    file = WeightFile(path="x", size_bytes=1, sha256=digest, parts=(digest,))
     manifest = Manifest(artifact_digest=name, files=(file,))
     assert store.manifest(name) is None
 

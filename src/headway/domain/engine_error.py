@@ -11,6 +11,11 @@ CAUSE = re.compile(
 )
 RAISED = re.compile(r"^(?:\(\w+ pid=\d+\)\s+)?(?P<cause>(?:\w+\.)*\w*(?:Error|Exception): .+)$")
 """What a process prints that has no logger yet, or no more: the last line of a traceback."""
+PREFIX = re.compile(r"^\(\w+ pid=\d+\)\s*")
+VALIDATION = re.compile(r"\d+ validation errors? for ")
+"""Pydantic says on the lines below what was wrong."""
+BELOW = 2
+"""Lines of them that are kept."""
 CONSEQUENCES = ("initialization failed", "cancelled")
 """What the other processes say when one of them has failed."""
 
@@ -29,8 +34,15 @@ def root_cause(lines: Iterable[str]) -> str:
 def last_error(lines: Iterable[str]) -> str:
     """Return the root cause, or else the last error that was printed, or else the last line."""
     kept = [line.strip() for line in lines if line.strip()]
-    raised = [found["cause"] for line in kept if (found := RAISED.match(line))]
-    return root_cause(kept) or (_said(raised[-1]) if raised else kept[-1][:LONGEST] if kept else "it said nothing")
+    cause = root_cause(kept)
+    if cause:
+        return cause
+    raised = [(place, found["cause"]) for place, line in enumerate(kept) if (found := RAISED.match(line))]
+    if not raised:
+        return kept[-1][:LONGEST] if kept else "it said nothing"
+    place, last = raised[-1]
+    below = kept[place + 1 : place + 1 + BELOW] if VALIDATION.search(last) else []
+    return _said(" ".join([last, *(PREFIX.sub("", line).partition(" [type=")[0] for line in below)]))
 
 
 def _said(cause: str) -> str:
