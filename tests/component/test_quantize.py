@@ -241,6 +241,8 @@ def test_a_model_that_answers_nan_is_refused(world: World) -> None:
     assert ended.code == 0, ended.output
     assert ended.result["outcome"] == "refused"
     assert "beyond measure" in ended.result["reason"]
+    kept = Reference.model_validate(dict(world.s3.client().read_json(ended.job.reference_uri) or {}))
+    assert (kept.answers, kept.complete) == ((), False), "a broken model is asked nothing"
 
 
 def test_a_source_that_was_replaced_is_not_quantized(world: World) -> None:

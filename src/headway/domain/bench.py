@@ -28,7 +28,7 @@ QUESTIONS: tuple[Question, ...] = (
     Question("On which planet do people live? Answer with one word.", ("earth",)),
 )
 """Asked greedily of every side and of the source itself. A fact counts only if the source knows it."""
-ANSWER_TOKENS = 96
+ANSWER_TOKENS = 64
 """Most tokens of an answer."""
 
 

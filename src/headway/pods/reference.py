@@ -6,7 +6,7 @@ steps read too, and beside it the head of the source's next-token distributions,
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from headway.domain.value import canonical_json, digest
 from headway.domain.weight_jobs import QuantizeJob
 from headway.errors import IntegrityError, ModelRejected, NotFound
 from headway.judge.divergence import WIDTH
+from headway.judge.source import refusal, source_checks
 from headway.pods.io import Progress
 
 NOT_FINITE_NLL = 1e9
@@ -55,7 +56,14 @@ def ensure(client: S3Client, job: QuantizeJob, model_dir: Path, progress: Progre
     old = Reference.model_validate(dict(known)) if known is not None else None
     if old is not None and old.complete:
         return old
-    made, top = measure(model_dir, job.texts, job.source_digest, job.prompt_set_digest, progress)
+
+    def worth(figures: QualityFigures) -> bool:
+        return refusal(source_checks(figures, job.stable, job.quality)) is None
+
+    made, top = measure(model_dir, job.texts, job.source_digest, job.prompt_set_digest, progress, worth=worth)
+    if not made.answers and old is None:
+        # Incomplete, so that the program runs again should the limits ever let it pass.
+        return Reference.model_validate_json(client.keep(job.reference_uri, canonical_json(made)))
     body = canonical_json(top)
     made = made.model_copy(update={"top_sha256": hashlib.sha256(body).hexdigest()})
     # Named by its content, and written before the reference that points to it.
@@ -117,7 +125,13 @@ class Scores(NamedTuple):
 
 
 def measure(
-    model_dir: Path, texts: Sequence[str], source_digest: str, prompt_set_digest: str, progress: Progress
+    model_dir: Path,
+    texts: Sequence[str],
+    source_digest: str,
+    prompt_set_digest: str,
+    progress: Progress,
+    *,
+    worth: Callable[[QualityFigures], bool] = lambda _: True,
 ) -> tuple[Reference, TopLogprobs]:
     """Compute the reference of a model, and the head of its distributions.
 
@@ -129,6 +143,7 @@ def measure(
         source_digest: Name of the source.
         prompt_set_digest: Name of the texts.
         progress: Told how far it is.
+        worth: Whether a model with these figures is worth being asked questions.
 
     Raises:
         ModelRejected: transformers cannot load the directory.
@@ -157,10 +172,6 @@ def measure(
     for start in range(0, len(token_ids), rows):
         progress(20 + 50 * start / len(token_ids), "measuring the source on the fixed texts")
         scores += _batch_scores(model, token_ids[start : start + rows])
-    answers = []
-    for number, question in enumerate(QUESTIONS):
-        progress(70 + 30 * number / len(QUESTIONS), "asking the source the fixed questions")
-        answers.append(_answer(model, tokenizer, question.prompt))
     scored = tuple(max(len(ids) - 1, 0) for ids in token_ids)
     name = "auto" if dtype == "auto" else "float32"
     figures = QualityFigures(
@@ -171,6 +182,11 @@ def measure(
         per_text_nll=tuple(score.nll for score in scores),
         per_text_tokens=scored,
     )
+    answers = []
+    # A model that is refused for its figures is asked nothing: a broken one never stops talking.
+    for number, question in enumerate(QUESTIONS if worth(figures) else ()):
+        progress(70 + 30 * number / len(QUESTIONS), "asking the source the fixed questions")
+        answers.append(_answer(model, tokenizer, question.prompt))
     reference = Reference(
         source_digest=source_digest, figures=figures, token_ids=tuple(token_ids), answers=tuple(answers)
     )
