@@ -292,8 +292,8 @@ def damaged(bench: Bench, python: Path, source: Path) -> list[Row]:
 
 def told(row: Row, bench: Bench) -> Row:
     """Say how a row came out, as soon as it is known; return it."""
-    accepted, why = verdict(row, bench.reference())
-    sys.stderr.write(f"{row.name}: {'accepted' if accepted else 'refused: ' + why[0]}\n")
+    sys.stderr.write(f"| {' | '.join(_line(row, bench.reference()))} |\n")
+    sys.stderr.flush()
     return row
 
 

@@ -6,7 +6,7 @@ from headway.domain.bench import CanaryAnswer
 from headway.domain.quality_jobs import QualityResult
 from headway.domain.release import ReleasePlan
 from headway.domain.weights import Manifest, WeightFile
-from headway.errors import BackendUnavailable, QualityRejected
+from headway.errors import BackendError, BackendUnavailable, QualityRejected
 from headway.release import quality, quantize, recall
 from tests.factories import make_plan, make_profile
 from tests.fakes import FakeJobs, FakeWeightStore
@@ -135,6 +135,19 @@ def test_a_contender_whose_job_was_killed_has_not_lost() -> None:
     assert quantize.advance(plan, jobs, weights, None).phase == "retryable"
     with pytest.raises(BackendUnavailable, match="it was killed"):
         quantize.finish(plan, jobs, weights, None)
+
+
+def test_a_job_that_failed_for_another_reason_ends_the_race() -> None:
+    """An engine that starts slowly on a busy machine says nothing about the scheme."""
+    plan, jobs, weights = started()
+    make(plan, weights, "w4a16-gptq")
+    name = quantize.advance(plan, jobs, weights, None, again=True).name
+    jobs.end(name, phase="failed", reason="not healthy within 900 s", result={"error": "x", "kind": "DeadlineExceeded"})
+
+    assert quantize.advance(plan, jobs, weights, None).phase == "failed"
+    with pytest.raises(BackendError, match="not healthy within 900 s"):
+        quantize.finish(plan, jobs, weights, None)
+    assert quantize.advance(plan, jobs, weights, None, again=True).phase == "running"
 
 
 def test_other_limits_are_another_race() -> None:

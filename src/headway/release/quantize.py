@@ -42,6 +42,10 @@ KINDS: dict[str, type[HeadwayError]] = {
 """Errors of pod programs that keep their class; of all others the text is enough."""
 
 
+LOST = frozenset({"ConfigError", "IntegrityError", "ModelRejected"})
+"""Errors of a program that say something about the scheme on this model. Any other ends the race without a winner."""
+
+
 class Contest(Value):
     """How one scheme did in the step."""
 
@@ -108,7 +112,7 @@ def advance(
             return status
         if status.phase == "succeeded" and weights.manifest(one.artifact_digest) is not None:
             status = quality.advance(one, jobs, weights, again=again)
-        if not plan.contenders or status.phase not in ("succeeded", "failed"):
+        if not plan.contenders or not (status.phase == "succeeded" or _has_lost(status)):
             return status
         if _contest(one, jobs, weights).passed:
             return status
@@ -141,7 +145,7 @@ def finish(plan: ReleasePlan, jobs: Jobs, weights: WeightStore, stable_reference
             own = _accepted(one, jobs, weights, measured)
             return _outcome(one, jobs, weights, measured, [*checks, *own])
         unfinished = _unfinished(one, jobs, weights)
-        if unfinished is not None and unfinished[1].phase != "failed":
+        if unfinished is not None and not _has_lost(unfinished[1]):
             raise job_error(unfinished[1], unfinished[0])
         tried.append(_contest(one, jobs, weights))
         if tried[-1].passed:
@@ -204,6 +208,11 @@ def _unfinished(plan: ReleasePlan, jobs: Jobs, weights: WeightStore) -> tuple[st
     if quality.result(plan, jobs, weights) is None:
         return "quality", quality.status(plan, jobs)
     return None
+
+
+def _has_lost(status: JobStatus) -> bool:
+    """Tell whether a job failed for a reason that lies in the scheme; a slow start or a full disk is none."""
+    return status.phase == "failed" and (status.result or {}).get("kind") in LOST
 
 
 def _accepted(plan: ReleasePlan, jobs: Jobs, weights: WeightStore, measured: Reference) -> list[Check]:
