@@ -33,7 +33,7 @@ bench-staging:  ## Staging against curl, s5cmd, boto3, huggingface_hub and Run:a
 	@local/setup.sh bench
 	@PYTHONPATH=src:. "$$(local/env_path bench)/bin/python" -m benchmarks.staging
 
-bench-schemes: setup  ## Every scheme and damaged copies on one small model: cost, answers, verdict (about 20 minutes)
+bench-schemes: setup  ## Every scheme and damaged copies on one small model: cost, answers, verdict (40 to 60 minutes)
 	@PYTHONPATH=src:. "$$(local/env_path airflow)/bin/python" -m benchmarks.schemes
 
 docs: setup  ## Build the documentation into site/
