@@ -43,7 +43,7 @@ MODEL = "smollm2-135m"
 ENGINE = Engine(max_model_len=1024, max_num_seqs=8, kv_cache_gib=0.5, dtype="float32")
 QUALITY = Quality()
 SAMPLES, TOKENS = 24, 96
-"""Calibration rows and tokens of a row: a tenth of the defaults, so that the whole takes less than an hour on two cores."""
+"""Calibration rows and tokens of a row: a tenth of the defaults, so that the whole takes less than an hour."""
 GROUP = 64
 """SmolLM2's matrices have 576 inputs, which groups of 128 do not divide."""
 LOSE_BYTES = (0.40, 0.65)
