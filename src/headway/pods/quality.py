@@ -9,8 +9,6 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
@@ -26,7 +24,7 @@ from headway.domain.weights import Manifest, read_manifest
 from headway.errors import BackendError, NotFound
 from headway.pods import accepts, bench_quality, reference, stage
 from headway.pods.engine import EngineFailed, served
-from headway.pods.io import Progress, part_of, run_program
+from headway.pods.io import Progress, part_of, run_program, timed
 from headway.pods.stage import connection_of
 
 ENGINE_LOG = "engine.log"
@@ -61,7 +59,7 @@ def run(job: QualityJob, client: S3Client, folder: Path, progress: Progress) -> 
         versions=accepts.versions(),
     )
     progress(2, "asking the serving environment's validators")
-    with _timed(seconds, "accepts"):
+    with timed(seconds, "accepts"):
         findings = _accepts(job, client, manifest)
     if not findings and job.depth == "answers":
         result, findings = _answers(job, client, folder, result, seconds=seconds, progress=part_of(progress, 10, 98))
@@ -108,7 +106,7 @@ def _answers(
     """Start the engine and measure; return the result with what was measured, and findings."""
     kept, top = reference.load(client, job.reference_uri)
     yardstick = bench_quality.of_reference(kept, top)
-    with _timed(seconds, "stage"):
+    with timed(seconds, "stage"):
         asked = StageJob(artifact_digest=job.artifact_digest, artifact_uri=job.artifact_uri, dest_root=job.dest_root)
         path = Path(stage.run(asked, lambda: client, part_of(progress, 0, 20)).path)
     progress(20, "starting the engine")
@@ -125,7 +123,7 @@ def _answers(
         ) as url:
             seconds["start"] = round(time.monotonic() - started, 2)
             progress(60, "asking the engine")
-            with _timed(seconds, "measure"):
+            with timed(seconds, "measure"):
                 answers, figures, why = asyncio.run(_measure(job, url, yardstick, result.versions))
     except EngineFailed as error:
         return result, [f"the engine does not start: {error.message}"]
@@ -150,15 +148,6 @@ async def _measure(
         except BackendError as error:
             return answers, None, error.message
     return answers, figures, ""
-
-
-@contextmanager
-def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
-    started = time.monotonic()
-    try:
-        yield
-    finally:
-        seconds[name] = round(time.monotonic() - started, 2)
 
 
 def main(arguments: list[str]) -> int:

@@ -10,9 +10,6 @@ import importlib.metadata
 import os
 import shutil
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from headway.adapters.s3.client import S3Client
@@ -25,7 +22,7 @@ from headway.judge.source import refusal, source_checks
 from headway.pods import attest, calibration, memory, publish, reference
 from headway.pods.compress import Compressed, compress
 from headway.pods.fetch import Fetcher, Item
-from headway.pods.io import Progress, part_of, run_program
+from headway.pods.io import Progress, part_of, run_program, timed
 from headway.pods.stage import connection_of
 
 TOOLS = ("torch", "transformers", "llmcompressor", "compressed-tensors", "safetensors")
@@ -49,10 +46,10 @@ def run(job: QuantizeJob, client: S3Client, folder: Path, progress: Progress) ->
     seconds: dict[str, float] = {}
     source_dir, target_dir = folder / "source", folder / "artifact"
     items = [Item(file.path, file.uri, file.size_bytes, file.sha256) for file in job.files]
-    with _timed(seconds, "fetch"):
+    with timed(seconds, "fetch"):
         fetcher = Fetcher(client, source_dir, folder / "source.journal")
         fetched = fetcher.fetch(items, part_of(progress, 0, 20))
-    with _timed(seconds, "reference"):
+    with timed(seconds, "reference"):
         measured = _reference(job, client, source_dir, part_of(progress, 20, 60))
     result = QuantizeResult(
         outcome="refused",
@@ -72,7 +69,7 @@ def run(job: QuantizeJob, client: S3Client, folder: Path, progress: Progress) ->
     else:
         outcome = "made"
         if job.recipe.keeps_bytes:
-            with _timed(seconds, "copy"):
+            with timed(seconds, "copy"):
                 files = tuple(
                     WeightFile(path=i.path, size_bytes=i.size_bytes, sha256=i.sha256, parts=fetched.parts[i.path])
                     for i in sorted(items)
@@ -81,11 +78,11 @@ def run(job: QuantizeJob, client: S3Client, folder: Path, progress: Progress) ->
         else:
             # Together with torch that is what quantizing takes, not the float32 model of the reference.
             memory.reset_peak()
-            with _timed(seconds, "quantize"):
+            with timed(seconds, "quantize"):
                 compressed = _compress(job, client, source_dir, target_dir, part_of(progress, 60, 85))
                 files = publish.list_files(target_dir)
             peak = memory.peak_rss_bytes()
-            with _timed(seconds, "upload"):
+            with timed(seconds, "upload"):
                 publish.upload(client, target_dir, files, job.artifact_uri, part_of(progress, 85, 98))
         manifest = publish.publish(client, attest.manifest_of(job, files, result.tools, os.environ), job.artifact_uri)
     if compressed is not None:
@@ -137,15 +134,6 @@ def _clean(folder: Path) -> None:
     shutil.rmtree(folder / "source", ignore_errors=True)
     shutil.rmtree(folder / "artifact", ignore_errors=True)
     (folder / "source.journal").unlink(missing_ok=True)
-
-
-@contextmanager
-def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
-    started = time.monotonic()
-    try:
-        yield
-    finally:
-        seconds[name] = round(time.monotonic() - started, 2)
 
 
 def main(arguments: list[str]) -> int:

@@ -19,7 +19,6 @@ def begin(
     *,
     clusters: Clusters,
     gateway_url: str,
-    again: bool = False,
 ) -> JobStatus:
     """Start the job, or tell where it stands.
 
@@ -31,7 +30,6 @@ def begin(
         weights: Where artifacts are, for the tokenizers, and where the samples go.
         clusters: Knows what stable serves.
         gateway_url: Base address of the gateway's internal listener.
-        again: Whether a job that failed is started anew.
 
     Raises:
         ConfigError: The environment of the program is not built.
@@ -39,7 +37,7 @@ def begin(
     """
     name = job_name(ref.release)
     found = jobs.status(name)
-    if found.phase != "absent" and not (again and found.phase in ("failed", "retryable")):
+    if found.phase != "absent":
         return found
     bench = canary.make_job(plan, ref, route, weights, reference=None, gateway_url=gateway_url)
     artifacts: dict[Side, str] = {"candidate": weights.artifact_uri(plan.artifact_digest)}
