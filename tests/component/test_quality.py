@@ -32,6 +32,8 @@ pytestmark = [pytest.mark.component, pytest.mark.timeout(600)]
 
 SRC = Path(__file__).parents[2] / "src"
 TEXTS = ("The river rose in the night.", "Two and two make four, as everybody knows.", "def f(x):\n    return x + 1\n")
+UNTRAINED = Quality(max_ppl=1e6)
+"""Limits that a model with random weights passes, so that it is asked the questions."""
 ENGINE = Engine(max_model_len=512, max_num_seqs=4, kv_cache_gib=0.1)
 MEASURE = """
 import os, pathlib, sys
@@ -125,7 +127,7 @@ def model(world: World) -> Path:
     return write_tiny_model(world.folder / "model")
 
 
-def measure(world: World, model: Path, name: str) -> Reference:
+def measure(world: World, model: Path, name: str, quality: Quality = UNTRAINED) -> Reference:
     """Let the quantize environment make sure of the reference of this name."""
     job = QuantizeJob(
         source_digest="tiny",
@@ -136,10 +138,10 @@ def measure(world: World, model: Path, name: str) -> Reference:
         reference_uri=f"s3://headway/references/{name}/texts.json",
         texts=TEXTS,
         prompt_set_digest="texts",
-        quality=Quality(),
+        quality=quality,
     )
     folder = world.folder / f"reference-{name}"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "job.json").write_text(json.dumps(job.to_json()))
     python = Settings.load().layout().python("quantize")
     subprocess.run([python, "-c", MEASURE, model], cwd=folder, env=world.environment("quantize"), check=True)
@@ -170,6 +172,18 @@ def test_an_older_reference_keeps_its_figures_and_gets_what_it_lacks(
 
     assert (extended.schema_version, extended.figures.nll) == (2, 1.0)
     assert (extended.top_sha256, extended.answers) == (measured.top_sha256, measured.answers)
+
+
+def test_a_source_beyond_the_limits_is_asked_nothing_and_what_was_known_of_it_stays(
+    world: World, model: Path, measured: Reference
+) -> None:
+    """A broken model never stops talking; and should the limits ever let it pass, it is measured to the end."""
+    first = measure(world, model, "refused", Quality())
+    assert (first.complete, first.answers, first.top_sha256) == (False, (), "")
+    assert first.figures == measured.figures
+    assert measure(world, model, "refused", Quality()) == first
+
+    assert measure(world, model, "refused") == measured
 
 
 def test_the_reference_holds_the_head_of_every_distribution_and_is_checked_when_read(

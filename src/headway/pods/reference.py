@@ -61,9 +61,9 @@ def ensure(client: S3Client, job: QuantizeJob, model_dir: Path, progress: Progre
         return refusal(source_checks(figures, job.stable, job.quality)) is None
 
     made, top = measure(model_dir, job.texts, job.source_digest, job.prompt_set_digest, progress, worth=worth)
-    if not made.answers and old is None:
-        # Incomplete, so that the program runs again should the limits ever let it pass.
-        return Reference.model_validate_json(client.keep(job.reference_uri, canonical_json(made)))
+    if not made.answers:
+        # Stays incomplete, so that the program runs again should the limits ever let it pass.
+        return old or Reference.model_validate_json(client.keep(job.reference_uri, canonical_json(made)))
     body = canonical_json(top)
     made = made.model_copy(update={"top_sha256": hashlib.sha256(body).hexdigest()})
     # Named by its content, and written before the reference that points to it.
