@@ -8,6 +8,7 @@ from headway.adapters.local.doctor import examine
 from headway.adapters.local.environments import ENVIRONMENTS, ON_DEMAND, how_to_build
 from headway.adapters.local.jobs import LocalJobs
 from headway.adapters.local.layout import LocalLayout
+from headway.adapters.local.stack import require_environments
 from headway.domain.job import Job
 from headway.errors import ConfigError
 
@@ -29,6 +30,20 @@ def test_a_job_without_its_environment_names_the_command(layout: LocalLayout) ->
     with pytest.raises(ConfigError, match=r"not built: there is no .*run `local/setup\.sh tasks`"):
         LocalJobs(layout).submit(job)
     assert LocalJobs(layout).status("tasks-r").phase == "absent"
+
+
+def test_the_stack_starts_without_what_is_built_on_demand(layout: LocalLayout) -> None:
+    """A fresh machine has what `make setup` builds, and no more; the demo must run on it."""
+    with pytest.raises(ConfigError, match=r"not built: airflow, serve, quantize; run `make setup`"):
+        require_environments(layout)
+
+    for name in ENVIRONMENTS:
+        layout.python(name).parent.mkdir(parents=True)
+        layout.python(name).touch()
+    require_environments(layout)
+    layout.python("serve").unlink()
+    with pytest.raises(ConfigError, match=r"not built: serve;"):
+        require_environments(layout)
 
 
 def test_the_other_environments_come_with_make_setup(layout: LocalLayout) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from headway.adapters.local import gateway, health, secrets, services
-from headway.adapters.local.layout import LocalLayout, lock_digest
+from headway.adapters.local.layout import ENVIRONMENTS, LocalLayout, lock_digest
 from headway.adapters.local.machine import (
     HOME_DISK_BYTES,
     STACK_MEMORY_BYTES,
@@ -69,7 +69,7 @@ def up(layout: LocalLayout, progress: Progress = print) -> None:
     """
     with _alone(layout, "up"):
         began = time.monotonic()
-        _require_environments(layout)
+        require_environments(layout)
         supervisor = Supervisor(layout)
         if supervisor.pid() is None:
             _launch(layout, progress)
@@ -135,8 +135,13 @@ def _alone(layout: LocalLayout, what: str) -> Iterator[None]:
         file.truncate(0)
 
 
-def _require_environments(layout: LocalLayout) -> None:
-    missing = [name for name, python in layout.env_pythons.items() if name != "tools" and not python.exists()]
+def require_environments(layout: LocalLayout) -> None:
+    """Make sure that all that the stack runs in is built; what is built on demand is no part of that.
+
+    Raises:
+        ConfigError: Names what is missing.
+    """
+    missing = [name for name in ENVIRONMENTS if name != "tools" and not layout.python(name).exists()]
     if missing:
         message = f"environments not built: {', '.join(missing)}; run `make setup`"
         raise ConfigError(message, missing=missing)
