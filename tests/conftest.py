@@ -4,6 +4,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from headway.adapters.local import supervisord
@@ -12,6 +13,10 @@ from headway.adapters.local.processes import Supervisor, end_strays
 from headway.settings import Settings
 
 CHECKOUT = Path(__file__).parents[1]
+
+# How long an example takes is the machine's business; pytest has a limit for the whole test.
+hypothesis.settings.register_profile("headway", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("headway")
 
 
 def free_base_port() -> int:

@@ -58,6 +58,10 @@ class RequestRecord(Value):
     """The answer's `x-headway-release`."""
     error: str | None = None
     """Why it failed; none if it ended well. An error after HTTP 200 is an error."""
+    itl_ms: tuple[float, ...] = ()
+    """Gaps between the chunks of text after the first (inter-token latency, vLLM's `itl`)."""
+    injected_ms: float = 0.0
+    """Delay that the generator itself added before it sent the request: a known effect that must be found again."""
     timed_out: bool = False
     """Whether it failed by taking longer than `canary.request_timeout_s`."""
 
@@ -87,8 +91,16 @@ class BlockSummary(Value):
     """Requests that each side was to get."""
     sent_first: Side = "stable"
     """The side that was asked first at every arrival; it alternates by block."""
+    placement: int = 0
+    """Which way round the hardware was given to the sides; it changes only beside an unrouted baseline cluster."""
+    started_at: str = ""
+    """UTC, ISO 8601: what the engines reported is looked up by it."""
     started_s: float = 0.0
     ended_s: float = 0.0
+    dropped: int = 0
+    """Requests that were due and never left."""
+    processes: int = 1
+    """Generator processes that shared the load."""
     lag_p99_ms: float
     """How late requests were sent against their schedule."""
     cpu_pct: float = 0.0
@@ -164,6 +176,12 @@ class BenchJob(Value):
     """Requests in flight on stable above which a block waits for users to be served first."""
     headroom_wait_s: float = Field(default=60, ge=0)
     """How long a block waits for that before it is void."""
+    arrivals_s: tuple[float, ...] = ()
+    """For `canary.arrivals: replay`: rising moments of one stretch of recorded traffic, in seconds; used in turn."""
+    prompts_sha256: str = ""
+    """Digest of the prompt set at `canary.prompts`."""
+    inject_ms: float = Field(default=0.0, ge=0)
+    """Delay put before every request of the candidate: `headway calibrate` tries whether it is found again."""
     records_path: str = "records.jsonl"
     """JSON lines, appended block by block; a restarted job goes on after the last whole block."""
     records_uri: str = ""
@@ -205,5 +223,10 @@ class BenchResult(Value):
     records_path: str
     records_uri: str = ""
     records_sha256: str
+    parquet_uri: str = ""
+    """The same records as one Parquet table, beside them."""
+    started_at: str = ""
+    """Start of the first block and end of the last one, UTC; empty if no block was run."""
+    ended_at: str = ""
     seconds: dict[str, float] = Field(default={})
     """Where the time went: `smoke`, `quality`, `warmup`, `blocks`, `upload`."""

@@ -162,20 +162,103 @@ class Replicas(Value):
         return self
 
 
+class Goodput(Value):
+    """What a request must keep to count as good (goodput as vLLM's benchmark and DistServe define it)."""
+
+    ttft_ms: float | None = Field(default=None, gt=0)
+    tpot_ms: float | None = Field(default=None, gt=0)
+    e2e_ms: float | None = Field(default=None, gt=0)
+    margin_pct: float = Field(default=2.0, gt=0)
+    """Percentage points of all sent requests by which the candidate's share of good ones may be lower."""
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> "Goodput":
+        if self.ttft_ms is None and self.tpot_ms is None and self.e2e_ms is None:
+            raise ValueError("canary.goodput has no limit; give ttft_ms, tpot_ms or e2e_ms, or leave goodput out")
+        return self
+
+
+class Guards(Value):
+    """Limits on what the engines report of themselves during the benchmark; they only take back, never promote."""
+
+    max_kv_cache_points: float = Field(default=10.0, gt=0)
+    """Percentage points by which the candidate's mean use of the KV cache may exceed stable's."""
+    max_preemptions_per_100: float = Field(default=1.0, gt=0)
+    """Preempted sequences in 100 requests by which the candidate may exceed stable."""
+    max_waiting: float = Field(default=2.0, gt=0)
+    """Mean number of queued requests by which the candidate may exceed stable."""
+
+
+class Trials(Value):
+    """What repeated decisions of one kind came to."""
+
+    metric: str = ""
+    """What was made slower on the candidate's side: a metric such as `ttft_p50`; empty: nothing, both are the same."""
+    slower_pct: float = 0.0
+    promoted: int = Field(default=0, ge=0)
+    rolled_back: int = Field(default=0, ge=0)
+    held: int = Field(default=0, ge=0)
+    mean_blocks: float = Field(default=0.0, ge=0)
+    """Blocks to a decision, on average."""
+
+    @property
+    def decisions(self) -> int:
+        """How many there were."""
+        return self.promoted + self.rolled_back + self.held
+
+
+class Evidence(Value):
+    """How often a canary with these margins was wrong on this hardware; `headway calibrate` writes it."""
+
+    hardware: str
+    """Accelerator that it was measured on."""
+    measured_at: str
+    """UTC, ISO 8601."""
+    method: Literal["trials", "resampled"]
+    """Whether each decision had a benchmark of its own, or recorded pairs of equal sides were drawn again."""
+    rule: str
+    """Digest of what decides (margins, blocks, looks, load): evidence for other numbers is none."""
+    recorded_blocks: int = Field(ge=0)
+    spread: dict[str, float] = Field(default={})
+    """Standard deviation of the log ratio of equal sides, by metric."""
+    trials: tuple[Trials, ...] = ()
+
+
 class Canary(Value):
     """The paired benchmark and its margins."""
 
     p50_margin: float = Field(default=0.075, gt=0)
     """Candidate may be slower by this share at the median and still pass (non-inferiority margin)."""
     p95_margin: float = Field(default=0.10, gt=0)
+    p99_guard: float = Field(default=0.20, gt=0)
+    """A 99th percentile that is surely worse by more than half of this takes back; it is too noisy to promote by."""
     error_margin_pct: float = Field(default=0.5, gt=0)
     """Upper bound, in percentage points, of how much more often the candidate may fail."""
+    goodput: Goodput | None = None
+    """Service level that requests are counted against; none: goodput is not judged."""
+    guards: Guards = Guards()
+    evidence: Evidence | None = None
+    """Measured error rates of these margins; without them nobody knows how often they are wrong, and plan and report
+    say so."""
     blocks: int = Field(default=30, ge=2)
     looks: tuple[int, ...] = ()
     """Blocks after which a decision is tried; empty: at 20, 33, 50, 67, 83 and 100 % of `blocks`."""
     requests_per_block: int = Field(default=200, ge=2)
     rate_per_s: float = Field(default=4.0, gt=0)
-    """Arrivals per second on each side."""
+    """Arrivals per second on each side; with replayed arrivals what their mean is scaled to."""
+    api: Literal["completions", "chat"] = "completions"
+    """Endpoint of the OpenAI API that is asked."""
+    arrivals: Literal["poisson", "gamma", "constant", "replay"] = "poisson"
+    burstiness: float = Field(default=1.0, gt=0)
+    """Shape of the gamma distributed gaps (vLLM's `--burstiness`): below 1 burstier than Poisson, above 1 more even."""
+    trace: str | None = None
+    """What `replay` replays: `s3://...` of JSON lines `{"at_s": ...}`, or `history`, stable's own last hour."""
+    prompts: str | None = None
+    """`s3://...` of JSON lines `{"prompt": ..., "max_tokens": ...}` to draw from; none: generated ones, never seen
+    before."""
+    shared_prefix_pct: float = Field(default=0.0, ge=0, le=100)
+    """Share of the prompts that begin with one common prefix, as the users' do; the others are unseen, so that no
+    cached prefix flatters a side."""
     max_tokens: int = Field(default=64, ge=2)
     warmup_requests: int = Field(default=8, ge=0)
     first_ttft_p95_ms: float = Field(default=2000, gt=0)

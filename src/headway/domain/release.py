@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from headway.domain.cluster import ClusterSpec
 from headway.domain.model import ModelShape, Selection
-from headway.domain.profile import Profile
+from headway.domain.profile import Canary, Profile
 from headway.domain.value import Value, digest
 from headway.domain.weights import Recipe
 
@@ -202,6 +202,8 @@ class Check(Value):
     """95 % interval of `measured`, where there is one; the limit is held against `measured` itself."""
     noise: float | None = None
     """The same figure of the source served as it is, where it is known."""
+    kind: Literal["quality", "guard", "contract"] = "quality"
+    """What was looked at: the answers, what the engine reports of itself, or whether it reports at all."""
 
 
 class MetricEffect(Value):
@@ -243,6 +245,22 @@ class Verdict(Value):
     """Of the candidate, text by text, for the report."""
     noise: QualityFigures | None = None
     """Of the source served as it is: what the engine alone makes of the figures."""
+
+
+class Basis(Value):
+    """What a verdict rests on beside the records: with both, anyone can make the decision again."""
+
+    schema_version: int = 1
+    release: str
+    model: str
+    version: int
+    canary: Canary
+    """Margins and looks that were in force."""
+    paired: bool
+    checks: tuple[Check, ...] = ()
+    faults: tuple[str, ...] = ()
+    """What the checks of the table of records found."""
+    records_sha256: str
 
 
 class StepRecord(Value):
