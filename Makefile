@@ -1,7 +1,7 @@
 # Everything that is done with headway, as verbs. `make` alone lists them.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup up down demo doctor check test test-all bench-staging bench-schemes docs clean
+.PHONY: help setup up down demo doctor check test test-all bench-staging bench-schemes bench-canary bench-live bench-generator bench-decisions docs clean
 
 help:  ## List the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/|/' | awk -F'|' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -35,6 +35,18 @@ bench-staging:  ## Staging against curl, s5cmd, boto3, huggingface_hub and Run:a
 
 bench-schemes: setup  ## Every scheme and damaged copies on one small model: cost, answers, verdict (40 to 60 minutes)
 	@PYTHONPATH=src:. "$$(local/env_path airflow)/bin/python" -m benchmarks.schemes
+
+bench-canary: setup  ## The decision rule against its peers, 20,000 simulated benchmarks a row (3 minutes)
+	@PYTHONPATH=src:. "$$(local/env_path airflow)/bin/python" -m benchmarks.canary_sim
+
+bench-live: setup  ## The watch over a shift against plain limits, 10,000 looks a simulated shift (4 minutes)
+	@PYTHONPATH=src:. "$$(local/env_path airflow)/bin/python" -m benchmarks.live_shift
+
+bench-generator: setup  ## The load generator: streams a core, lag, and its figures against vLLM's own benchmark (10 minutes)
+	@PYTHONPATH=src:. "$$(local/env_path airflow)/bin/python" -m benchmarks.generator
+
+bench-decisions: setup  ## 300 whole decisions on a server with known latencies, equal and slower (an hour)
+	@PYTHONPATH=src:. "$$(local/env_path airflow)/bin/python" -m benchmarks.canary_real
 
 docs: setup  ## Build the documentation into site/
 	@local/docs.sh

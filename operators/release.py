@@ -10,7 +10,6 @@ from airflow.triggers.base import BaseTrigger
 from headway.domain.job import JobStatus
 from headway.domain.model import Selection
 from headway.domain.release import Check, Reference, ReleasePlan, Verdict, record_key
-from headway.domain.task_jobs import job_name
 from headway.domain.value import slug
 from headway.errors import CanaryFailed, IntegrityError
 from headway.release import calibration, canary, plan, quality, quantize, recall, rollout, shift, stage, tasks, validate
@@ -19,6 +18,7 @@ from operators.base import OpenRelease, ReleaseOperator, WaitingOperator
 from operators.record import RecordOperator
 from operators.select import SelectOperator
 from operators.triggers import ClusterTrigger, JobTrigger, ShiftTrigger
+from operators.waiting import poll
 
 if TYPE_CHECKING:
     from operators.hook import Backend
@@ -36,6 +36,9 @@ __all__ = [
 ]
 
 PROFILE_SCHEME = "profile"
+
+SILENT = ""
+"""Stands for the benchmark that was not begun, because the candidate's engine does not report enough."""
 
 SHORT_SHIFT_S = 60.0
 """Seconds that all the bakes of a shift may take to be watched in the task itself."""
@@ -232,16 +235,22 @@ class CanaryOperator(JobOperator):
 
     step = "canary"
     job_deadline = "canary_s"
+    first_metrics_s: ClassVar[float] = 90.0
+    """How long a cluster that has just come up may take until its metrics are read: a few scrapes."""
 
     def begin(self, release: OpenRelease) -> str:
-        """Start the benchmark, or adopt it."""
+        """Start the benchmark, or adopt it; not before the candidate's engine reports what is asked of it."""
         backend = release.backend
+        if backend.jobs.status(canary.job_name(release.sure_ref)).phase == "absent" and not self._reports(release):
+            return SILENT
         return canary.begin(
             release.plan,
             release.sure_ref,
             backend.traffic.route(release.model),
             backend.jobs,
             backend.weights,
+            metrics=backend.metrics,
+            now=utcnow(),
             reference=own_reference(release),
             gateway_url=backend.gateway_url,
             stats_url=backend.stats_url,
@@ -249,7 +258,7 @@ class CanaryOperator(JobOperator):
 
     def ended(self, release: OpenRelease, subject: str) -> bool:
         """Look at the benchmark; where the profile has tasks, and the candidate has not lost already, at these too."""
-        return self._current(release, subject).ended
+        return subject == SILENT or self._current(release, subject).ended
 
     def deadline_s(self, release: OpenRelease) -> float:
         """Take the profile's limits, of benchmark and tasks."""
@@ -265,23 +274,32 @@ class CanaryOperator(JobOperator):
         return super().trigger(release, self._current(release, subject).name, **common)
 
     def finish(self, release: OpenRelease, subject: str) -> None:
-        """Judge what was measured; a candidate that lost the benchmark was asked no tasks, and needs none."""
-        verdict = self._verdict(release)
-        if verdict.decision != "ROLLBACK" and release.plan.profile.quality.tasks is not None:
-            verdict = self._verdict(release, tasks.checks(release.plan, release.sure_ref, release.backend.jobs))
-        verdict = release.keep(verdict)
+        """Judge what was measured."""
+        verdict = release.keep(self._final(release, subject))
         self.log.info("%s: %s", verdict.decision, verdict.sentence)
         if verdict.decision == "ROLLBACK":
             raise CanaryFailed(verdict.sentence, verdict=verdict.to_json())
+
+    def _reports(self, release: OpenRelease) -> bool:
+        """Give the metrics of a cluster that has just come up the time to be read."""
+        return poll(lambda: self._contract(release).passed, bool, within_s=self.first_metrics_s)
+
+    def _contract(self, release: OpenRelease) -> Check:
+        return canary.reports(release.plan, release.backend.metrics, utcnow())
+
+    def _final(self, release: OpenRelease, subject: str) -> Verdict:
+        if subject == SILENT:
+            return canary.silent(self._contract(release))
+        verdict, jobs = self._verdict(release), release.backend.jobs
+        if not tasks.due(release.plan, release.sure_ref, jobs.status(subject), jobs, lambda: verdict):
+            return verdict
+        return self._verdict(release, tasks.checks(release.plan, release.sure_ref, jobs))
 
     def _current(self, release: OpenRelease, subject: str) -> JobStatus:
         """Return where the benchmark stands, or after it the tasks, which start here."""
         backend = release.backend
         status = backend.jobs.status(subject)
-        if status.phase != "succeeded" or release.plan.profile.quality.tasks is None:
-            return status
-        begun = backend.jobs.status(job_name(release.release))
-        if begun.phase == "absent" and self._verdict(release).decision == "ROLLBACK":
+        if not tasks.due(release.plan, release.sure_ref, status, backend.jobs, lambda: self._verdict(release)):
             return status
         return tasks.begin(
             release.plan,
@@ -293,16 +311,17 @@ class CanaryOperator(JobOperator):
             gateway_url=backend.gateway_url,
         )
 
-    def _verdict(self, release: OpenRelease, more: Sequence[Check] = ()) -> Verdict:
+    def _verdict(self, release: OpenRelease, answered: Sequence[Check] = ()) -> Verdict:
         backend = release.backend
         return canary.finish(
             release.plan,
             release.sure_ref,
+            backend.traffic.route(release.model),
             backend.jobs,
             backend.weights,
-            reference=own_reference(release),
+            metrics=backend.metrics,
+            found=canary.Found(own_reference(release), answered),
             checks=backend.checks,
-            more=more,
         )
 
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from headway.domain.cluster import Capacity, ClusterSpec, ClusterStatus
@@ -14,7 +14,7 @@ from headway.domain.profile import Replicas, Signer
 from headway.domain.traffic import Route
 from headway.domain.weights import Manifest
 from headway.errors import BackendUnavailable, ConfigError, Conflict, ModelRejected, NotFound, Refused
-from headway.ports import LeaseGrant, Sample, Signed, StoredObject
+from headway.ports import UPTIME, LeaseGrant, Sample, Signed, StoredObject
 from headway.units import GIB
 
 
@@ -225,6 +225,9 @@ class FakeWeightStore:
     def json(self, key: str) -> Mapping[str, Any] | None:
         return self.documents.get(key)
 
+    def put(self, uri: str, content: bytes) -> None:
+        self.objects[uri] = content
+
     def get_url(self, uri: str, *, expires_s: int = 3600) -> str:
         return f"http://store/{uri.removeprefix('s3://')}?expires={expires_s}"
 
@@ -263,6 +266,8 @@ class FakeMetrics:
     """Series that the test writes."""
 
     series: dict[tuple[str, tuple[tuple[str, str], ...]], list[Sample]] = field(default_factory=dict)
+    began: datetime | None = datetime(2020, 1, 1, tzinfo=UTC)
+    """When the gateway's counters began, as long as no uptime was put; none: nobody reads the gateway."""
 
     def put(self, name: str, labels: Mapping[str, str], at: datetime, value: float) -> None:
         """Add one sample."""
@@ -275,6 +280,15 @@ class FakeMetrics:
             if series == name and set(labels.items()) <= set(own) and (seen := [s for s in samples if s.at <= at])
         ]
         return sum(last) if last else None
+
+    def instant_by(self, name: str, labels: Mapping[str, str], label: str, at: datetime) -> Mapping[str, float]:
+        values = {dict(own)[label] for series, own in self.series if series == name and label in dict(own)}
+        found = {value: self.instant(name, {**labels, label: value}, at) for value in sorted(values)}
+        return {value: count for value, count in found.items() if count is not None}
+
+    def counting_since(self, at: datetime) -> datetime | None:
+        up = [s for (series, _), samples in self.series.items() if series == UPTIME for s in samples if s.at <= at]
+        return up[-1].at - timedelta(seconds=up[-1].value) if up else self.began
 
     def range(self, name: str, labels: Mapping[str, str], start: datetime, end: datetime) -> Sequence[Sample]:
         totals: dict[datetime, float] = {}

@@ -141,6 +141,10 @@ class WeightStore(Protocol):
         """Return a JSON object of headway's bucket (such as `references/...`), none if absent."""
         ...
 
+    def put(self, uri: str, content: bytes) -> None:
+        """Store an object, whole or not at all; one that is there is replaced."""
+        ...
+
     def get_url(self, uri: str, *, expires_s: int = 3600) -> str:
         """Return an address with a signature in it, good for reading without credentials."""
         ...
@@ -183,6 +187,10 @@ class Sample(NamedTuple):
     value: float
 
 
+UPTIME = "headway_gateway_uptime_seconds"
+"""Series without labels: how long the gateway has been counting. It is there whenever the gateway is read."""
+
+
 class Metrics(Protocol):
     """Time series of the gateway and the engines."""
 
@@ -190,8 +198,16 @@ class Metrics(Protocol):
         """Return the sum over matching series of the last value at or before `at`; none when there is no data."""
         ...
 
+    def instant_by(self, name: str, labels: Mapping[str, str], label: str, at: datetime) -> Mapping[str, float]:
+        """Return what `instant` does for each value of one more label, such as a histogram's `le`; empty: no data."""
+        ...
+
     def range(self, name: str, labels: Mapping[str, str], start: datetime, end: datetime) -> Sequence[Sample]:
         """Return that sum over time; a gap is missing, never zero."""
+        ...
+
+    def counting_since(self, at: datetime) -> datetime | None:
+        """Return when the gateway's counters last began at zero; none if nobody was reading the gateway at `at`."""
         ...
 
 

@@ -279,7 +279,7 @@ def load_profiles(folder: Path) -> dict[str, Profile]:
     faults: list[str] = []
     for path in sorted(folder.glob("*.yaml")):
         try:
-            profile = parse_profile(_mapping(path), origin=path.name)
+            profile = read_profile(path)
         except ConfigError as error:
             faults.append(error.message)
             continue
@@ -291,6 +291,15 @@ def load_profiles(folder: Path) -> dict[str, Profile]:
     if faults:
         raise ConfigError("\n".join(faults), folder=str(folder), faults=faults)
     return profiles
+
+
+def read_profile(path: Path) -> Profile:
+    """Read one profile file.
+
+    Raises:
+        ConfigError: It is no valid profile.
+    """
+    return parse_profile(_mapping(path), origin=path.name)
 
 
 def _mapping(path: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from headway.errors import BackendUnavailable
 from headway.judge.records import Run, faults, parse
 from headway.judge.verdict import Analysis, analyse
 from headway.pods import bench
-from headway.pods.bench_load import schedule
+from headway.pods.bench_prompts import Prompts
 from headway.pods.bench_quality import Yardstick, of_job
 from tests.fake_vllm import FakeVllm, head, right_answer
 
@@ -105,9 +105,9 @@ def test_no_prompt_is_ever_seen_twice_and_some_are_sampled(
 def test_schedules_follow_from_the_seed(stable: FakeVllm, candidate: FakeVllm) -> None:
     job = make_job(stable, candidate)
 
-    assert schedule(job, 3) == schedule(job, 3)
-    assert schedule(job, 3) != schedule(job, 4)
-    assert schedule(job, 3) != schedule(job.model_copy(update={"seed": 8}), 3)
+    assert Prompts(job).block(3) == Prompts(job).block(3)
+    assert Prompts(job).block(3) != Prompts(job).block(4)
+    assert Prompts(job).block(3) != Prompts(job.model_copy(update={"seed": 8})).block(3)
 
 
 BAD_MODES = {
@@ -122,6 +122,8 @@ BAD_MODES = {
     "cut": "the stream was cut",
     "wrong_model": "answered as model 'another'",
     "not_json": "no JSON",
+    "odd_json": "no object",
+    "not_sse": "the stream was cut",
 }
 
 

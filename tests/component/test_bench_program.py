@@ -1,6 +1,7 @@
 """The bench program as a process of its own, against servers in processes of their own."""
 
 import asyncio
+import hashlib
 import json
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from headway.domain.job import EXIT_DONE, EXIT_FAILED, EXIT_RETRY
 from headway.domain.profile import Canary
 from headway.judge.quantiles import latencies
 from headway.judge.records import parse
+from headway.pods import records_parquet
+from tests.component.servers import s3_server, wait_for
 from tests.component.test_bench import make_job, measure, side
 from tests.fake_vllm import FakeVllm
 
@@ -35,12 +38,12 @@ def candidate() -> Iterator[FakeVllm]:
         yield server
 
 
-def _program(folder: Path, job: Any) -> subprocess.CompletedProcess[str]:
+def _program(folder: Path, job: Any, **variables: str) -> subprocess.CompletedProcess[str]:
     (folder / "job.json").write_text(json.dumps(job))
     return subprocess.run(
         [sys.executable, "-m", "headway.pods.bench", "job.json"],
         cwd=folder,
-        env={"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"},
+        env={"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin", **variables},
         capture_output=True,
         text=True,
         timeout=120,
@@ -87,9 +90,64 @@ def test_the_program_asks_to_be_tried_again_without_a_store(
     assert parse((tmp_path / "records.jsonl").read_bytes()).summaries
 
 
+def test_the_program_reads_its_prompts_and_hands_over_lines_and_table(candidate: FakeVllm, tmp_path: Path) -> None:
+    prompts = "".join(json.dumps({"prompt": f"What is {k}?", "max_tokens": 3}) + "\n" for k in range(20)).encode()
+    with s3_server(tmp_path / "s3") as store:
+        client = store.client()
+        client.put("s3://headway/prompts.jsonl", prompts)
+        job = make_job(
+            None,
+            candidate,
+            canary={"prompts": "s3://headway/prompts.jsonl", "arrivals": "replay"},
+            prompts_sha256=hashlib.sha256(prompts).hexdigest(),
+            arrivals_s=tuple(k * k / 10 for k in range(20)),
+            records_uri="s3://headway/bench/r/records.jsonl",
+        )
+        done = _program(tmp_path, job.to_json(), **store.environment("headway"))
+        assert done.returncode == EXIT_DONE, done.stderr
+        result = BenchResult.model_validate_json((tmp_path / "result.json").read_bytes())
+        lines, table = client.read(result.records_uri), client.read(result.parquet_uri)
+        changed = job.model_copy(update={"prompts_sha256": "0" * 64, "records_path": "other.jsonl"})
+        refused = _program(tmp_path, changed.to_json(), **store.environment("headway"))
+
+    assert result.parquet_uri == "s3://headway/bench/r/records.parquet"
+    assert records_parquet.read(table).records == parse(lines).records
+    assert {body["max_tokens"] for body in candidate.bodies if "What is" in str(body["prompt"])} == {3}
+    assert (result.started_at, refused.returncode) == (result.blocks[0].started_at, EXIT_FAILED)
+    assert "somebody changed them" in json.loads((tmp_path / "result.json").read_bytes())["error"]
+
+
+def test_a_killed_program_leaves_no_worker_behind(stable: FakeVllm, candidate: FakeVllm, tmp_path: Path) -> None:
+    """Load that nobody measures any more would fall on stable's users."""
+    code = (
+        "import asyncio, sys; from pathlib import Path\n"
+        "from headway.pods import bench_load; bench_load.STREAMS_PER_PROCESS_S = 20.0; bench_load.cores = lambda: 9\n"
+        "from headway.pods.bench import main; sys.exit(main(['job.json']))"
+    )
+    job = make_job(stable, candidate, canary={"requests_per_block": 2000, "rate_per_s": 20, "warmup_requests": 0})
+    (tmp_path / "job.json").write_text(json.dumps(job.to_json()))
+    environment = {"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"}
+    program = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=environment)
+    try:
+        wait_for(lambda: len(stable.bodies) > 20, "the load")
+        assert len(_children(program.pid)) == 2
+    finally:
+        program.kill()
+        program.wait(10)
+    time.sleep(2)
+    before = len(stable.bodies)
+    time.sleep(1)
+
+    assert len(stable.bodies) == before
+
+
+def _children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
 def _server_process(port_file: Path, **options: Any) -> "subprocess.Popen[bytes]":
     given = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
-    command = [sys.executable, "-m", "tests.fake_vllm", "--port", "0", "--port-file", str(port_file), *given]
+    command = [sys.executable, "-m", "headway.pods.mock_vllm", "--port", "0", "--port-file", str(port_file), *given]
     return subprocess.Popen(command, env={"PYTHONPATH": ":".join(sys.path)})
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NamedTuple
@@ -16,10 +17,13 @@ from headway.adapters.local.layout import LocalLayout
 from headway.adapters.local.processes import Supervisor, end_strays, strays
 from headway.adapters.local.scrape import engine_samples
 from headway.domain.cluster import ClusterSpec
+from headway.domain.engine_series import GENERATION_TOKENS, PREEMPTIONS
 from headway.domain.profile import Engine, Replicas
+from headway.release import contract
 from headway.settings import Settings
 from tests.conftest import CHECKOUT, free_base_port
 from tests.factories import make_plan
+from tests.fakes import FakeMetrics
 from tests.tiny_model import write_tiny_model
 
 pytestmark = [pytest.mark.component, pytest.mark.timeout(1200)]
@@ -143,20 +147,26 @@ def test_what_runs_code_for_others_asks_for_a_token_or_is_on_loopback(served: Se
     assert requests.get(f"{record.dashboard_url}/api/serve/applications/", timeout=10).status_code == 401
 
 
-def test_the_engines_figures_are_there(served: Served) -> None:
-    """Under vLLM's names, whatever Ray puts before them."""
+def test_the_engine_keeps_the_metric_contract(served: Served) -> None:
+    """Every series of the table is there under our name, whatever vLLM and Ray call it; none is guessed."""
     record = cluster_files.read(served.layout, NAME)
     assert record is not None
     end = monotonic() + 60
     while True:
+        served.ask("completions", prompt="Hello", max_tokens=2)
+        metrics, now = FakeMetrics(), datetime.now(UTC)  # noqa: TID251 - the real scraper is a clock too
         text = requests.get(record.metrics_url, timeout=10).text
-        seen = {name: value for name, _, value in engine_samples(text, model=MODEL, cluster=NAME)}
-        if "vllm_generation_tokens_total" in seen:
+        for name, labels, value in engine_samples(text, model=MODEL, cluster=NAME):
+            metrics.put(name, labels, now, value)
+        check = contract.check(metrics, model=MODEL, cluster=NAME, now=now)
+        if check.passed:
             break
-        assert monotonic() < end, sorted(seen)
+        assert monotonic() < end, check.sentence
         sleep(1)
 
-    assert seen["vllm_generation_tokens_total"] > 0
+    own = {"model": MODEL, "cluster": NAME}
+    assert (metrics.instant(GENERATION_TOKENS.name, own, now) or 0) > 0
+    assert metrics.instant(PREEMPTIONS.name, own, now) is None, "it is born with its first event"
 
 
 def test_the_floor_moves_in_place(served: Served) -> None:

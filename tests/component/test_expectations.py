@@ -7,6 +7,7 @@ import pytest
 
 from headway.adapters.expectations import ExpectationChecks
 from headway.domain import calibration
+from headway.domain.bench import RequestRecord
 from headway.errors import ConfigError
 from headway.judge.records import rows
 from tests.unit.judge.data import failed, make_canary, make_run
@@ -32,6 +33,16 @@ def test_failed_requests_are_data_not_faults() -> None:
     assert CHECKS.check("bench_records", records) == []
 
 
+def test_gaps_and_injected_delays_of_good_records_hold() -> None:
+    """What calibration records, and what a server that sends chunk by chunk looks like."""
+
+    def streamed(r: RequestRecord) -> RequestRecord:
+        gap_ms = ((r.ended_s or 0) - (r.first_token_s or 0)) * 1e3 / 15
+        return r.model_copy(update={"itl_ms": (gap_ms,) * 15, "injected_ms": 30.0 if r.side == "candidate" else 0.0})
+
+    assert CHECKS.check("bench_records", table(streamed)) == []
+
+
 def _set(**values: Any) -> Callable[[Rows], Rows]:
     return lambda found: [{**found[0], **values}, *found[1:]]
 
@@ -54,6 +65,14 @@ def _without(column: str) -> Callable[[Rows], Rows]:
         (_set(served_release="another"), "served_release"),
         (_without("scheduled_s"), "scheduled_s"),
         (lambda found: [], "no rows"),
+        (_without("itl_ms"), "itl_ms"),
+        (_set(itl_ms=[-1.0]), "least_itl_ms"),
+        (_set(itl_ms=[1e6]), "answer_beyond_itl_s"),
+        (_set(itl_ms=[0.0] * 99), "tokens_beyond_itl"),
+        (_set(injected_ms=5.0), "injected_ms"),  # the first row is of stable
+        (_set(injected_ms=-5.0), "injected_ms"),
+        (_set(release="another"), "release"),
+        (lambda found: [found[0], {**found[2], "scheduled_s": -9.0, "sent_s": 0.0}, *found[3:]], "due_after_previous"),
     ],
 )
 def test_each_fault_is_named(change: Callable[[Rows], list[Mapping[str, Any]]], word: str) -> None:

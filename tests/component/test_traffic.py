@@ -2,8 +2,8 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable
-from datetime import UTC, datetime
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from time import monotonic, sleep
 
 import pytest
@@ -11,9 +11,14 @@ import requests
 
 from headway.adapters.local.metrics import LocalMetrics
 from headway.adapters.local.scrape import Scraper
+from headway.adapters.local.traffic import LocalTraffic
 from headway.domain.traffic import Backend, Route
-from headway.errors import BackendUnavailable, IntegrityError
+from headway.errors import BackendUnavailable, CanaryFailed, IntegrityError
+from headway.judge import live
+from headway.release import shift
 from tests.component.conftest import Gateway
+from tests.factories import make_plan
+from tests.fakes import FakeClusters
 
 STABLE = Backend(cluster="a", release="r-a", version=1, cluster_digest="1" * 64)
 CANDIDATE = Backend(cluster="b", release="r-b", version=2, cluster_digest="2" * 64)
@@ -216,3 +221,73 @@ def test_what_the_scraper_reads_is_what_the_gateway_did(two_clusters: Gateway) -
     assert seen("headway_request_errors_total", "candidate") == 1
     assert 0 < (seen("headway_request_seconds_sum", "candidate") or 0) < 5
     assert seen("headway_requests_total", "stable") in (None, 0)
+
+
+def test_the_scraper_sees_how_long_requests_took_and_who_was_shut_out(two_clusters: Gateway) -> None:
+    """Buckets have the edges that the shift reckons with, and a candidate that fails on and on is shut out twice."""
+    gateway = two_clusters
+    gateway.traffic.shift(Route(model="tiny", stable=STABLE, candidate=CANDIDATE, candidate_pct=50))
+    gateway.upstreams["a"].delay_s = 0.04
+    gateway.upstreams["b"].delay_s = 0.11
+    releases(gateway, 40)
+    scraper, metrics = Scraper(gateway.layout), LocalMetrics(gateway.layout)
+    now = datetime.now(UTC)  # noqa: TID251 - the scraper's own clock
+
+    def scrape() -> datetime:
+        nonlocal now
+        now += timedelta(seconds=6)
+        scraper.scrape(now)
+        return now
+
+    def buckets(side: str) -> Mapping[str, float]:
+        return metrics.instant_by("headway_request_seconds_bucket", {"model": "tiny", "side": side}, "le", scrape())
+
+    wait_until(lambda: sum(buckets(side).get(live.ENDLESS, 0) for side in ("stable", "candidate")) == 40)
+    stable, candidate = buckets("stable"), buckets("candidate")
+    assert {float(edge) for edge in {*stable, *candidate} - {live.ENDLESS}} <= set(live.LADDER_S)
+    assert live.slower(stable, 0.032) == stable[live.ENDLESS]
+    assert live.slower(candidate, 0.1) == candidate[live.ENDLESS]
+    since = metrics.counting_since(now)
+    assert since is not None
+    assert since < now
+
+    gateway.upstreams["a"].delay_s = gateway.upstreams["b"].delay_s = 0.0
+    gateway.upstreams["b"].status = 500
+
+    def shut_out() -> float:
+        gateway.ask()
+        return metrics.instant("headway_ejections_total", {"model": "tiny", "side": "candidate"}, scrape()) or 0
+
+    wait_until(lambda: shut_out() >= shift.SHUT_OUT)
+    assert not metrics.instant("headway_ejections_total", {"model": "tiny", "side": "stable"}, now)
+
+
+def test_a_broken_candidate_is_taken_back_before_any_user_notices(two_clusters: Gateway) -> None:
+    """Real gateway, real scraper, real counters: every user gets an answer, and the shift ends within seconds."""
+    gateway, plan, clusters = two_clusters, make_plan(), FakeClusters()
+    clusters.apply(plan.cluster)
+    candidate = CANDIDATE.model_copy(update={"cluster": plan.cluster.name})
+    traffic = LocalTraffic(gateway.layout, lambda name: gateway.upstreams["a" if name == "a" else "b"].port)
+    traffic.shift(Route(model="tiny", stable=STABLE, candidate=candidate))
+    scraper, metrics = Scraper(gateway.layout), LocalMetrics(gateway.layout)
+
+    def tick() -> shift.ShiftProgress:
+        now = datetime.now(UTC)  # noqa: TID251 - the scraper's own clock
+        scraper.scrape(now)
+        return shift.tick(plan, traffic=traffic, clusters=clusters, metrics=metrics, now=now)
+
+    assert tick().candidate_pct == 10
+    gateway.upstreams["b"].status = 500
+
+    def use() -> None:
+        end = monotonic() + 60
+        while monotonic() < end:
+            for _ in range(20):
+                assert gateway.ask().status_code == 200
+            tick()
+
+    with pytest.raises(CanaryFailed, match=r"live requests failed on the candidate|shut the candidate out"):
+        use()
+
+    assert traffic.route("tiny").candidate_pct == 0
+    assert len(gateway.upstreams["b"].paths) < 30

@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
+from headway.ports import UPTIME
 from tests.contract.conftest import MetricsCase
 
 NOW = datetime(2026, 3, 2, 9, 0, tzinfo=UTC)
@@ -34,3 +35,24 @@ def test_matching_series_are_summed(metrics: MetricsCase) -> None:
 
     assert metrics.port.instant("requests", {"model": "m"}, at(1)) == 7.0
     assert [s.value for s in metrics.port.range("requests", {"model": "m"}, at(-1), at(1))] == [7.0]
+
+
+def test_a_histogram_is_read_by_its_edges(metrics: MetricsCase) -> None:
+    """Each value of the label asked for, summed over all others; series without the label do not count."""
+    for side, edge, value in (("stable", "0.1", 2.0), ("stable", "+Inf", 5.0), ("candidate", "0.1", 1.0)):
+        metrics.put("bucket", {"model": "m", "side": side, "le": edge}, at(0), value)
+    metrics.put("bucket", {"model": "m", "side": "stable"}, at(0), 100.0)
+
+    assert metrics.port.instant_by("bucket", {"model": "m", "side": "stable"}, "le", at(5)) == {"0.1": 2.0, "+Inf": 5.0}
+    assert metrics.port.instant_by("bucket", {"model": "m"}, "le", at(5)) == {"0.1": 3.0, "+Inf": 5.0}
+    assert metrics.port.instant_by("bucket", {"model": "m"}, "le", at(-5)) == {}
+    assert metrics.port.instant_by("bucket", {"model": "other"}, "le", at(5)) == {}
+
+
+def test_the_gateways_counters_began_when_its_uptime_says(metrics: MetricsCase) -> None:
+    """A restart is seen even if a counter has grown beyond its old value since."""
+    metrics.put(UPTIME, {}, at(0), 600.0)
+    metrics.put(UPTIME, {}, at(20), 5.0)
+
+    assert metrics.port.counting_since(at(10)) == at(-600)
+    assert metrics.port.counting_since(at(21)) == at(15)

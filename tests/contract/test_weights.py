@@ -37,6 +37,13 @@ def test_a_stretch_is_read_exactly(weights: WeightsCase) -> None:
         weights.port.read("s3://mlflow/none")
 
 
+def test_what_was_put_is_read_and_replaced(weights: WeightsCase) -> None:
+    """Twice is fine."""
+    for body in (b"one", b"two", b"two"):
+        weights.port.put("s3://headway/bench/r/basis.json", body)
+        assert weights.port.read("s3://headway/bench/r/basis.json") == body
+
+
 def test_a_digest_is_of_the_bytes_and_of_these_bytes(weights: WeightsCase) -> None:
     """A replaced object has another one."""
     for body in (b"one", b"two"):

@@ -1,24 +1,27 @@
 """The canary as a release sees it: what is measured, and what becomes of the records."""
 
 import hashlib
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from headway.domain.bench import BenchJob, BenchResult, BlockSummary, CanaryAnswer, RequestRecord
-from headway.domain.release import QualityFigures, Reference
+from headway.domain.release import Basis, Check, QualityFigures, Reference, Verdict
 from headway.domain.traffic import Backend, Route
 from headway.domain.value import digest
 from headway.errors import BackendError, BackendUnavailable, ConfigError, Conflict, IntegrityError
-from headway.judge.records import block_line, header_line, request_line
+from headway.judge import replay
+from headway.judge.records import block_line, header_line, parse, request_line
 from headway.release import canary
 from headway.release.quality import noise_key, reference_key
 from tests.factories import make_plan, make_profile, make_ref
-from tests.fakes import FakeJobs, FakeWeightStore
+from tests.fakes import FakeJobs, FakeMetrics, FakeWeightStore
 from tests.unit.judge.data import make_canary, make_run
 
 PROFILE = make_profile(canary=make_canary(demo_margins=True).to_json())
 PLAN = make_plan(PROFILE)
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 REF = make_ref("20260101-000000-abcdef")
 FIGURES = QualityFigures(
     prompt_set_digest="p", engine="transformers", tokens=2, nll=4.0, per_text_nll=(4.0,), per_text_tokens=(2,)
@@ -37,6 +40,8 @@ PAIRED = Route(model="tiny", stable=STABLE, candidate=CANDIDATE)
 
 def begin(jobs: FakeJobs, route: Route = PAIRED, **changes: Any) -> BenchJob:
     arguments: dict[str, Any] = {
+        "metrics": FakeMetrics(),
+        "now": NOW,
         "reference": REFERENCE,
         "gateway_url": "http://gw:1/",
         "stats_url": "http://gw:2/stats",
@@ -140,6 +145,11 @@ def ended(slower: float = 1.0, *, release: str = REF.release, **changes: Any) ->
     return jobs, FakeWeightStore(objects={uri: content})
 
 
+def judged(jobs: FakeJobs, store: FakeWeightStore, **changes: Any) -> Verdict:
+    given: dict[str, Any] = {"metrics": FakeMetrics(), "found": canary.Found(REFERENCE), **changes}
+    return canary.finish(PLAN, REF, PAIRED, jobs, store, **given)
+
+
 class Broken:
     """Checks that always find something."""
 
@@ -151,16 +161,16 @@ class Broken:
 def test_the_records_decide(slower: float, decision: str) -> None:
     jobs, store = ended(slower)
 
-    verdict = canary.finish(PLAN, REF, jobs, store, reference=REFERENCE)
+    verdict = judged(jobs, store)
 
     assert verdict.decision == decision, verdict.sentence
     assert verdict.records_sha256 == hashlib.sha256(store.objects[verdict.records_uri]).hexdigest()
-    assert canary.finish(PLAN, REF, jobs, store, reference=REFERENCE) == verdict
+    assert judged(jobs, store) == verdict
 
 
 def test_the_report_reads_what_was_judged_if_it_is_still_there() -> None:
     jobs, store = ended()
-    verdict = canary.finish(PLAN, REF, jobs, store, reference=REFERENCE)
+    verdict = judged(jobs, store)
 
     assert canary.read_records(verdict, store) == store.objects[verdict.records_uri]
     assert canary.read_records(verdict, FakeWeightStore()) is None
@@ -170,7 +180,7 @@ def test_the_report_reads_what_was_judged_if_it_is_still_there() -> None:
 def test_a_table_that_fails_its_checks_holds() -> None:
     jobs, store = ended()
 
-    verdict = canary.finish(PLAN, REF, jobs, store, reference=REFERENCE, checks=Broken())
+    verdict = judged(jobs, store, checks=Broken())
 
     assert (verdict.decision, verdict.reasons) == ("HOLD", ("bench_records: 300 rows break something",))
 
@@ -178,7 +188,7 @@ def test_a_table_that_fails_its_checks_holds() -> None:
 def test_a_missing_perplexity_holds() -> None:
     jobs, store = ended(served=None, quality_error="HTTP 400")
 
-    assert canary.finish(PLAN, REF, jobs, store, reference=REFERENCE).decision == "HOLD"
+    assert judged(jobs, store).decision == "HOLD"
 
 
 def test_the_verdict_carries_what_was_measured_for_the_report() -> None:
@@ -187,7 +197,7 @@ def test_the_verdict_carries_what_was_measured_for_the_report() -> None:
     noise = served.model_copy(update={"per_text_kl": (0.0006,)})
     jobs, store = ended(served=served, noise=noise)
 
-    verdict = canary.finish(PLAN, REF, jobs, store, reference=REFERENCE)
+    verdict = judged(jobs, store)
 
     assert (verdict.served, verdict.noise) == (served, noise)
     assert any("the source itself has 0.0003 when served" in check.sentence for check in verdict.checks)
@@ -197,7 +207,7 @@ def test_a_divergence_beyond_the_limit_rolls_back() -> None:
     served = FIGURES.model_copy(update={"per_text_kl": (0.4,), "per_text_top1": (1,)})
     jobs, store = ended(served=served)
 
-    verdict = canary.finish(PLAN, REF, jobs, store, reference=REFERENCE)
+    verdict = judged(jobs, store)
 
     assert verdict.decision == "ROLLBACK"
     assert "diverges from the source's by 0.20 nats a token" in verdict.sentence
@@ -209,14 +219,14 @@ def test_changed_records_are_refused() -> None:
     store.objects[uri] = store.objects[uri].replace(b'"block":0', b'"block":1', 1)
 
     with pytest.raises(IntegrityError, match="somebody changed"):
-        canary.finish(PLAN, REF, jobs, store, reference=REFERENCE)
+        judged(jobs, store)
 
 
 def test_a_result_of_another_release_is_refused() -> None:
     jobs, store = ended(release="another")
 
     with pytest.raises(IntegrityError, match="another"):
-        canary.finish(PLAN, REF, jobs, store, reference=REFERENCE)
+        judged(jobs, store)
 
 
 @pytest.mark.parametrize(
@@ -227,4 +237,50 @@ def test_a_benchmark_that_broke_says_nothing_about_the_candidate(phase: str, err
     jobs.end(canary.job_name(REF), phase=phase, reason="disk full")
 
     with pytest.raises(error, match="disk full"):
-        canary.finish(PLAN, REF, jobs, FakeWeightStore(), reference=None)
+        judged(jobs, FakeWeightStore())
+
+
+def test_what_a_verdict_rests_on_lies_beside_its_records() -> None:
+    """With both, anyone can make the decision again, and gets the same one byte for byte."""
+    jobs, store = ended()
+    verdict = judged(jobs, store, checks=Broken())
+    basis = Basis.model_validate_json(store.objects[canary.basis_uri(verdict.records_uri)])
+
+    again = replay.decide(parse(store.objects[verdict.records_uri]), basis)
+
+    assert basis.faults == ("bench_records: 300 rows break something",)
+    assert (again.decision, again.sentence, again.effects) == (verdict.decision, verdict.sentence, verdict.effects)
+    assert basis.records_sha256 == verdict.records_sha256
+
+
+def test_accuracy_on_tasks_counts_like_any_other_quality() -> None:
+    jobs, store = ended()
+    lost = Check(name="tasks", measured=0.2, limit=0.5, passed=False, sentence="it has lost half of its answers")
+
+    verdict = judged(jobs, store, found=canary.Found(REFERENCE, (lost,)))
+
+    assert verdict.decision == "ROLLBACK"
+    assert "lost half" in verdict.sentence
+
+
+def test_engines_that_reported_nothing_meanwhile_hold() -> None:
+    """Missing data never promotes."""
+    jobs, store = ended(started_at=NOW.isoformat(), ended_at=(NOW + timedelta(minutes=5)).isoformat())
+
+    verdict = judged(jobs, store)
+
+    assert verdict.decision == "HOLD"
+    assert {check.kind for check in verdict.checks if check.measured is None} == {"guard"}
+
+
+def test_a_candidate_whose_engine_does_not_report_is_not_measured() -> None:
+    """Rules, dashboards and guards would be blind to it."""
+    missing = canary.reports(PLAN, FakeMetrics(), NOW)
+
+    verdict = canary.silent(missing)
+
+    assert (missing.kind, missing.passed) == ("contract", False)
+    assert verdict.decision == "HOLD"
+    assert "reports nothing" in verdict.sentence
+    with pytest.raises(BackendUnavailable, match="measure again"):
+        canary.silent(missing.model_copy(update={"passed": True}))

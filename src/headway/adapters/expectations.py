@@ -11,8 +11,10 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     "block", "side", "index", "prompt_sha256", "scheduled_s", "sent_s", "release", "first_token_s", "ended_s",
-    "prompt_tokens", "output_tokens", "served_model", "served_release", "error",
+    "prompt_tokens", "output_tokens", "served_model", "served_release", "error", "itl_ms", "injected_ms",
 )  # fmt: skip
+ALWAYS = ("block", "side", "index", "prompt_sha256", "scheduled_s", "sent_s", "ended_s", "release")
+"""Columns that every request has, however it ended."""
 CLOCK_SLACK_S = 0.001
 
 
@@ -57,30 +59,20 @@ def _bench_records(frame: "pd.DataFrame", e: Any) -> list[tuple[str, "pd.DataFra
     missing = [column for column in COLUMNS if column not in frame.columns]
     if missing:
         return [("all requests", frame, [e.ExpectColumnToExist(column=column) for column in missing])]
-    good = frame[frame["error"].isna()].copy()
-    sent_early_s = (frame["sent_s"] - frame["scheduled_s"]).rename("sent after scheduled (s)")
+    everything = _with_steps(frame)
+    good = _with_gaps(frame[frame["error"].isna()])
     return [
         (
             "all requests",
-            frame.assign(sent_after_scheduled_s=sent_early_s),
+            everything,
             [
-                *(
-                    e.ExpectColumnValuesToNotBeNull(column=column)
-                    for column in (
-                        "block",
-                        "side",
-                        "index",
-                        "prompt_sha256",
-                        "scheduled_s",
-                        "sent_s",
-                        "ended_s",
-                        "release",
-                    )
-                ),
+                *(e.ExpectColumnValuesToNotBeNull(column=column) for column in ALWAYS),
                 e.ExpectColumnValuesToBeInSet(column="side", value_set=["stable", "candidate"]),
                 e.ExpectColumnValuesToBeBetween(column="sent_after_scheduled_s", min_value=-CLOCK_SLACK_S),
+                e.ExpectColumnValuesToBeBetween(column="due_after_previous_s", min_value=0),
                 e.ExpectColumnPairValuesAToBeGreaterThanB(column_A="ended_s", column_B="sent_s", or_equal=True),
                 e.ExpectCompoundColumnsToBeUnique(column_list=["block", "side", "index"]),
+                e.ExpectColumnValuesToBeBetween(column="injected_ms", min_value=0),
             ],
         ),
         (
@@ -95,7 +87,23 @@ def _bench_records(frame: "pd.DataFrame", e: Any) -> list[tuple[str, "pd.DataFra
                 e.ExpectColumnPairValuesAToBeGreaterThanB(column_A="ended_s", column_B="first_token_s", or_equal=True),
                 e.ExpectColumnValuesToBeBetween(column="output_tokens", min_value=1),
                 e.ExpectColumnUniqueValueCountToBeBetween(column="served_model", max_value=1),
+                e.ExpectColumnValuesToBeBetween(column="least_itl_ms", min_value=0),
+                e.ExpectColumnValuesToBeBetween(column="answer_beyond_itl_s", min_value=-CLOCK_SLACK_S),
+                e.ExpectColumnValuesToBeBetween(column="tokens_beyond_itl", min_value=0),
             ],
+        ),
+        (
+            "requests of stable",
+            frame[frame["side"] == "stable"],
+            [
+                e.ExpectColumnUniqueValueCountToBeBetween(column="release", max_value=1),
+                e.ExpectColumnValuesToBeInSet(column="injected_ms", value_set=[0.0]),
+            ],
+        ),
+        (
+            "requests of candidate",
+            frame[frame["side"] == "candidate"],
+            [e.ExpectColumnUniqueValueCountToBeBetween(column="release", max_value=1)],
         ),
         *(
             (
@@ -109,6 +117,27 @@ def _bench_records(frame: "pd.DataFrame", e: Any) -> list[tuple[str, "pd.DataFra
             for side in ("stable", "candidate")
         ),
     ]
+
+
+def _with_steps(frame: "pd.DataFrame") -> "pd.DataFrame":
+    """Add how long after its due time each request left, and how long after the one before it was due."""
+    ordered = frame.sort_values(["block", "side", "index"], kind="stable")
+    steps = ordered.groupby(["block", "side"])["scheduled_s"].diff().fillna(0.0)
+    return frame.assign(
+        sent_after_scheduled_s=frame["sent_s"] - frame["scheduled_s"], due_after_previous_s=steps.reindex(frame.index)
+    )
+
+
+def _with_gaps(good: "pd.DataFrame") -> "pd.DataFrame":
+    """Add what the gaps between chunks (lists, which no expectation reads) come to against times and tokens."""
+    gaps = good["itl_ms"]
+    answer_s = good["ended_s"].astype(float) - good["first_token_s"].astype(float)
+    return good.assign(
+        least_itl_ms=gaps.map(lambda found: min(found, default=0.0)).astype(float),
+        answer_beyond_itl_s=answer_s - gaps.map(sum).astype(float) / 1e3,
+        # Text that a server held back may come with the end, after the last token.
+        tokens_beyond_itl=good["output_tokens"].astype(float) - gaps.map(len).astype(float),
+    )
 
 
 LEAST_CHARACTERS, MOST_CHARACTERS = 80, 1_000_000

@@ -25,6 +25,8 @@ COMMANDS = {
     "pause": "models",
     "resume": "models",
     "report": "models",
+    "judge": "judge",
+    "calibrate": "calibrate",
     "schema": "models",
 }
 """Command to module of `headway.cli`; the function has the command's name. The order is that of `--help`."""

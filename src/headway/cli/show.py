@@ -13,6 +13,7 @@ from headway.domain.traffic import Backend as Side
 from headway.domain.traffic import Route
 from headway.domain.value import short, slug
 from headway.errors import HeadwayError, NotFound
+from headway.judge.calibrate import flaw
 from headway.release import canary, recall, record
 from headway.release import report as reporting
 from headway.units import format_bytes
@@ -173,8 +174,11 @@ def _traffic_lines(made: ReleasePlan, route: Route) -> Iterator[str]:
         demo = " (demo margins)" if canary.demo_margins else ""
         yield (
             f"[yellow]~[/] canary: up to {canary.blocks} paired blocks of {canary.requests_per_block} requests, "
-            f"margins p50 {canary.p50_margin:.0%} and p95 {canary.p95_margin:.0%}{demo}"
+            f"margins p50 {canary.p50_margin:.1%} and p95 {canary.p95_margin:.1%}{demo}"
         )
+        unsure = flaw(canary, made.profile.hardware.accelerator)
+        if unsure:
+            yield f"[yellow]![/] {unsure}"
     if shift.approve:
         yield "[yellow]~[/] a person is asked"
     if route.stable is None:

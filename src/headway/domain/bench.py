@@ -2,7 +2,7 @@
 
 from typing import Literal, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from headway.domain.profile import Canary, Quality
 from headway.domain.release import QualityFigures
@@ -34,6 +34,8 @@ ANSWER_TOKENS = 64
 
 class RequestRecord(Value):
     """One request of the benchmark. All times are seconds since the start of the run, by a monotonic clock."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
 
     block: int
     side: Side
@@ -86,13 +88,16 @@ class RequestRecord(Value):
 class BlockSummary(Value):
     """How one block went on the generator's own side; written last: where it is, the block is whole."""
 
+    model_config = ConfigDict(allow_inf_nan=False)
+
     block: int
     planned: int = 0
     """Requests that each side was to get."""
     sent_first: Side = "stable"
     """The side that was asked first at every arrival; it alternates by block."""
     placement: int = 0
-    """Which way round the hardware was given to the sides; it changes only beside an unrouted baseline cluster."""
+    """Which way round the hardware was given to the sides: 1 or 2 where it is swapped, which is only done beside an
+    unrouted baseline cluster, and 0 where it never is."""
     started_at: str = ""
     """UTC, ISO 8601: what the engines reported is looked up by it."""
     started_s: float = 0.0

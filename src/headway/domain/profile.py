@@ -193,7 +193,8 @@ class Trials(Value):
     """What repeated decisions of one kind came to."""
 
     metric: str = ""
-    """What was made slower on the candidate's side: a metric such as `ttft_p50`; empty: nothing, both are the same."""
+    """What was made slower on the candidate's side: `p50` every latency, `p95` those of the slowest requests only,
+    `ttft_p50` the first token alone; empty: nothing, both are the same."""
     slower_pct: float = 0.0
     promoted: int = Field(default=0, ge=0)
     rolled_back: int = Field(default=0, ge=0)
@@ -242,7 +243,8 @@ class Canary(Value):
     say so."""
     blocks: int = Field(default=30, ge=2)
     looks: tuple[int, ...] = ()
-    """Blocks after which a decision is tried; empty: at 20, 33, 50, 67, 83 and 100 % of `blocks`."""
+    """Blocks after which a decision is tried; empty: after every block from the fourth on (of more than 30 blocks after
+    every second, third, ...)."""
     requests_per_block: int = Field(default=200, ge=2)
     rate_per_s: float = Field(default=4.0, gt=0)
     """Arrivals per second on each side; with replayed arrivals what their mean is scaled to."""
@@ -288,10 +290,14 @@ class Shift(Value):
     """How long each step is watched before the next."""
     approve: bool = False
     """Whether a person must approve after the canary."""
-    max_error_pct: float = Field(default=1.0, ge=0)
-    """Share of the candidate's live requests that may fail during a bake."""
+    max_error_pct: float = Field(default=1.0, ge=0, lt=100)
+    """Share of the candidate's live requests that may fail."""
     max_latency_ratio: float = Field(default=2.0, gt=1)
-    """Candidate's mean live latency over stable's during a bake."""
+    """How many times as long as stable's the candidate's slow live requests may take."""
+    alpha: float = Field(default=0.01, gt=0, lt=0.5)
+    """Probability that a candidate within these two limits is taken back by them at any look of the whole shift."""
+    burst: int = Field(default=4, ge=1)
+    """How many live requests in a row may fail or be slow together; the more, the longer a breach takes to show."""
 
     @model_validator(mode="after")
     def _ends_at_100(self) -> "Shift":

@@ -3,21 +3,27 @@
 An empty set has no quantile: it is missing, never zero.
 """
 
-import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headway.domain.bench import RequestRecord
+
+Floats: TypeAlias = NDArray[np.float64]
 
 LATENCIES: tuple[tuple[str, str, float], ...] = (
     ("ttft_p50", "ttft_ms", 50),
     ("ttft_p95", "ttft_ms", 95),
     ("tpot_p50", "tpot_ms", 50),
     ("tpot_p95", "tpot_ms", 95),
+    ("ttft_p99", "ttft_ms", 99),
+    ("tpot_p99", "tpot_ms", 99),
 )
 """Name of the metric, attribute of the record, percentile."""
+GUARD_PERCENT = 99
+"""From this percentile on a metric only takes back: it is too noisy to promote by."""
 
 
 def quantile(values: Iterable[float | None], percent: float) -> float | None:
@@ -31,10 +37,29 @@ def quantile(values: Iterable[float | None], percent: float) -> float | None:
     return float(np.percentile(present, percent)) if present else None
 
 
+def timings(records: Sequence[RequestRecord]) -> dict[str, Floats]:
+    """Return every latency of the requests that ended well, by attribute of the record, in milliseconds."""
+    good = [r for r in records if r.error is None]
+    attributes = dict.fromkeys(attribute for _, attribute, _ in LATENCIES)
+    return {a: np.array([v for r in good if (v := getattr(r, a)) is not None], dtype=float) for a in attributes}
+
+
+def percentiles(of: Mapping[str, Floats]) -> dict[str, float | None]:
+    """Return every latency metric of timings."""
+    found: dict[str, float | None] = dict.fromkeys(name for name, _, _ in LATENCIES)
+    for attribute, values in of.items():
+        wanted = [(name, percent) for name, which, percent in LATENCIES if which == attribute]
+        if len(values):
+            # Times that are no numbers, or infinite, give figures that are none either; that is told elsewhere.
+            with np.errstate(invalid="ignore"):
+                figures = np.percentile(values, [percent for _, percent in wanted])
+            found |= {name: float(figure) for (name, _), figure in zip(wanted, figures, strict=True)}
+    return found
+
+
 def latencies(records: Sequence[RequestRecord]) -> dict[str, float | None]:
     """Return every latency metric of one side, over the requests that ended well."""
-    good = [r for r in records if r.error is None]
-    return {name: quantile((getattr(r, attribute) for r in good), percent) for name, attribute, percent in LATENCIES}
+    return percentiles(timings(records))
 
 
 class Rate(NamedTuple):
@@ -56,26 +81,43 @@ def failure_rate(records: Sequence[RequestRecord]) -> Rate:
 
 def wilson(rate: Rate, z: float) -> tuple[float, float]:
     """Return Wilson's score interval of a share (E. B. Wilson, JASA 22, 1927); (0, 1) of nothing."""
-    if not rate.sent:
-        return 0.0, 1.0
-    n, p = rate.sent, rate.share
-    centre = p + z * z / (2 * n)
-    spread = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    scale = 1 + z * z / n
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+    low, high = _wilson(np.array([float(rate.failed)]), np.array([float(rate.sent)]), np.array([z]))
+    return float(low[0]), float(high[0])
 
 
 def newcombe(candidate: Rate, stable: Rate, *, z_low: float, z_high: float) -> tuple[float, float]:
-    """Return bounds of the difference of two shares, candidate minus stable.
+    """Return bounds of the difference of two shares, candidate minus stable; see `newcombe_bounds`."""
+    failed, sent = np.array([[candidate, stable]], dtype=float).transpose(2, 0, 1)
+    low, high = newcombe_bounds(failed, sent, z_low=np.array([z_low]), z_high=np.array([z_high]))
+    return float(low[0]), float(high[0])
+
+
+def newcombe_bounds(failed: Floats, sent: Floats, *, z_low: Floats, z_high: Floats) -> tuple[Floats, Floats]:
+    """Return bounds of the difference of two shares for many pairs at once, the first minus the second.
 
     Newcombe's hybrid score interval, method 10 of R. G. Newcombe, "Interval estimation for the difference between
     independent proportions", Statistics in Medicine 17, 1998. Lower and upper bound may have levels of their own.
+
+    Args:
+        failed: [..., rate, side]: counts, the candidate's first, then stable's.
+        sent: [..., rate, side]: of how many.
+        z_low: By rate: normal quantile of the lower bound's level.
+        z_high: The same of the upper bound's.
     """
-    difference = candidate.share - stable.share
-    low_c, _ = wilson(candidate, z_low)
-    _, high_s = wilson(stable, z_low)
-    _, high_c = wilson(candidate, z_high)
-    low_s, _ = wilson(stable, z_high)
-    low = difference - math.hypot(candidate.share - low_c, high_s - stable.share)
-    high = difference + math.hypot(high_c - candidate.share, stable.share - low_s)
+    shares = failed / np.maximum(sent, 1.0)
+    candidate, stable = shares[..., 0], shares[..., 1]
+    low_low, low_high = _wilson(failed, sent, z_low[:, None])
+    high_low, high_high = _wilson(failed, sent, z_high[:, None])
+    low: Floats = candidate - stable - np.hypot(candidate - low_low[..., 0], low_high[..., 1] - stable)
+    high: Floats = candidate - stable + np.hypot(high_high[..., 0] - candidate, stable - high_low[..., 1])
     return low, high
+
+
+def _wilson(failed: Floats, sent: Floats, z: Floats) -> tuple[Floats, Floats]:
+    n = np.maximum(sent, 1.0)
+    p = failed / n
+    centre = p + z * z / (2 * n)
+    spread = z * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    low, high = np.maximum(0.0, (centre - spread) / scale), np.minimum(1.0, (centre + spread) / scale)
+    return np.where(sent > 0, low, 0.0), np.where(sent > 0, high, 1.0)

@@ -6,7 +6,8 @@ the block is whole; lines after the last trailer belong to a block that was cut 
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -15,7 +16,11 @@ from headway.domain.bench import BlockSummary, RequestRecord, Side
 from headway.domain.profile import Canary
 from headway.errors import IntegrityError
 
-SCHEMA = 1
+SCHEMA = 2
+"""Version that is written."""
+READABLE = (1, 2)
+"""Version 1 had neither gaps between chunks nor injected delays, and less about each block; what it lacks reads as the
+fields' defaults."""
 CLOCK_SLACK_S = 0.001
 """Timers of the event loop have a resolution of about a millisecond: a request may leave that much early."""
 
@@ -45,6 +50,23 @@ def block_line(summary: BlockSummary) -> str:
     return _line("block", summary.to_json())
 
 
+def write(run: Run) -> bytes:
+    """Return the records file of a run: what the bench program writes comes back from `parse` and this byte for byte.
+
+    Requests of a block without a trailer, which only a damaged file has, come first and so are not lost.
+    """
+    by_block: dict[int, list[RequestRecord]] = {summary.block: [] for summary in run.summaries}
+    strays: list[RequestRecord] = []
+    for record in run.records:
+        by_block.get(record.block, strays).append(record)
+    lines = [header_line(run.job_digest), *map(request_line, strays)]
+    for summary in run.summaries:
+        # A second trailer of the same block must not double its requests.
+        lines += [*map(request_line, by_block[summary.block]), block_line(summary)]
+        by_block[summary.block] = []
+    return ("\n".join(lines) + "\n").encode()
+
+
 def parse(content: bytes) -> Run:
     """Read a records file.
 
@@ -52,32 +74,43 @@ def parse(content: bytes) -> Run:
         content: The file's bytes. A last line without its end, or requests after the last trailer, are left out.
 
     Raises:
-        IntegrityError: If the header is missing or of a foreign schema, or a line before the last trailer is no record.
+        IntegrityError: If the header is missing or of a foreign schema, a line before the last trailer is no record, or
+            requests do not stand before the trailer of their own block.
     """
     lines = content.split(b"\n")
     whole = lines[:-1]
     last_trailer = max((i for i, line in enumerate(whole) if line.startswith(b'{"block"')), default=-1)
     header = _read(whole[0], 1) if whole else {}
-    if "run" not in header or header["run"].get("schema_version") != SCHEMA:
+    job_digest = _job_digest(header)
+    if job_digest is None:
         raise IntegrityError(
-            f"the records start with {(whole[0] if whole else content)[:80]!r}; expected a header of schema {SCHEMA}; "
-            "the file is cut or was written by another version: run the canary again"
+            f"the records start with {(whole[0] if whole else content)[:80]!r}; expected a header of schema "
+            f"{' or '.join(map(str, READABLE))}; this is no records file, or it was cut or written by another version: "
+            "run the canary again"
         )
     records: list[RequestRecord] = []
     summaries: list[BlockSummary] = []
+    section = 0
     for number, line in enumerate(whole[1 : last_trailer + 1], start=2):
         item = _read(line, number)
         try:
             if "request" in item:
                 records.append(RequestRecord.model_validate(item["request"]))
             elif "block" in item:
-                summaries.append(BlockSummary.model_validate(item["block"]))
+                summary = BlockSummary.model_validate(item["block"])
+                if (summaries and summary.block <= summaries[-1].block) or not _all_of(records[section:], summary):
+                    raise IntegrityError(
+                        f"line {number} of the records ends block {summary.block}, and what stands before it is not "
+                        "that block; lines were lost, reordered, or put together from several files"
+                    )
+                summaries.append(summary)
+                section = len(records)
             else:
                 raise IntegrityError(f"line {number} of the records is neither a request nor a block: {line[:80]!r}")
         except ValidationError as error:
             raise IntegrityError(f"line {number} of the records does not hold a valid record: {error}") from error
     size = sum(len(line) + 1 for line in whole[: max(last_trailer, 0) + 1])
-    return Run(header["run"]["job_digest"], tuple(records), tuple(summaries), size)
+    return Run(job_digest, tuple(records), tuple(summaries), size)
 
 
 def rows(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
@@ -110,6 +143,8 @@ def faults(
     if stray:
         found.append(f"{len(stray)} requests belong to a block or side that was not run")
     found += _clock_faults(records)
+    found += _block_faults(records, summaries)
+    found += _token_faults(records)
     found += _identity_faults(records)
     found += _pair_faults(records, summaries) if paired else []
     return found
@@ -129,6 +164,60 @@ def _clock_faults(records: Sequence[RequestRecord]) -> list[str]:
     where = f"block {first.block}, {first.side}, {first.index}"
     text = f"{len(backwards)} requests run backwards in time (first: {where}); the clock stepped, or they were edited"
     return [text]
+
+
+def _block_faults(records: Sequence[RequestRecord], summaries: Sequence[BlockSummary]) -> list[str]:
+    """Find blocks out of their time: a clock that stepped between two, or blocks of several runs in one file."""
+    timed = [s for s in summaries if (s.started_s, s.ended_s) != (0.0, 0.0)]
+    backwards = [s.block for s in timed if s.ended_s < s.started_s]
+    backwards += [after.block for before, after in pairwise(timed) if after.started_s < before.ended_s - CLOCK_SLACK_S]
+    found = []
+    if backwards:
+        found.append(
+            f"block {backwards[0]} ends before it starts, or starts before the one before it has ended; the clock "
+            "stepped, or the file holds blocks of several runs"
+        )
+    spans = {s.block: (s.started_s - CLOCK_SLACK_S, s.ended_s + CLOCK_SLACK_S) for s in timed}
+    outside = [r for r in records if r.block in spans and not spans[r.block][0] <= r.scheduled_s <= spans[r.block][1]]
+    if outside:
+        where = f"block {outside[0].block}, {outside[0].side}, {outside[0].index}"
+        found.append(f"{len(outside)} requests were due outside the time of their block (first: {where})")
+    return found
+
+
+def _token_faults(records: Sequence[RequestRecord]) -> list[str]:
+    """Find answers that claim success without what a good answer has, or whose figures contradict each other."""
+    good = [r for r in records if r.error is None]
+    checks: tuple[tuple[str, Callable[[RequestRecord], bool]], ...] = (
+        ("claim success and have no first token or no end", lambda r: r.first_token_s is None or r.ended_s is None),
+        (
+            "claim success with less than one output token",
+            lambda r: r.output_tokens is not None and r.output_tokens < 1,
+        ),
+        ("have a negative gap between chunks", lambda r: any(gap < 0 for gap in r.itl_ms)),
+        ("have gaps between chunks that add up to more than the time from first token to end", _gaps_too_long),
+        ("have more chunks of text than output tokens", _too_many_chunks),
+    )
+    found = []
+    for what, broken in checks:
+        bad = [r for r in good if broken(r)]
+        if bad:
+            found.append(f"{len(bad)} requests {what} (first: block {bad[0].block}, {bad[0].side}, {bad[0].index})")
+    delayed = [r for r in records if r.injected_ms and r.side != "candidate"]
+    if delayed:
+        found.append(f"{len(delayed)} requests of stable carry an injected delay, which only the candidate may have")
+    return found
+
+
+def _gaps_too_long(record: RequestRecord) -> bool:
+    if record.first_token_s is None or record.ended_s is None:
+        return False
+    return sum(record.itl_ms) / 1e3 > record.ended_s - record.first_token_s + CLOCK_SLACK_S
+
+
+def _too_many_chunks(record: RequestRecord) -> bool:
+    # One more is allowed: text that a server held back may come with the end, after its last token.
+    return record.output_tokens is not None and len(record.itl_ms) > record.output_tokens
 
 
 def _identity_faults(records: Sequence[RequestRecord]) -> list[str]:
@@ -167,6 +256,19 @@ def _pair_faults(records: Sequence[RequestRecord], summaries: Sequence[BlockSumm
 
 def _line(kind: str, value: dict[str, Any]) -> str:
     return json.dumps({kind: value}, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def _all_of(records: Sequence[RequestRecord], summary: BlockSummary) -> bool:
+    return all(record.block == summary.block for record in records)
+
+
+def _job_digest(header: dict[str, Any]) -> str | None:
+    """Return the job's digest of a header that can be read, none of any other."""
+    run = header.get("run")
+    if not isinstance(run, dict) or run.get("schema_version") not in READABLE:
+        return None
+    found = run.get("job_digest")
+    return found if isinstance(found, str) else None
 
 
 def _read(line: bytes, number: int) -> dict[str, Any]:

@@ -1,31 +1,27 @@
 """From records to PROMOTE, ROLLBACK or HOLD.
 
 The unit is the block, because requests of one block share its luck. For each latency metric the block gives one figure,
-`d = log(candidate's quantile) - log(stable's)`. At each declared look:
+`d = log(candidate's quantile) - log(stable's)`; `rule` says at each declared look what the blocks so far amount to.
 
-- PROMOTE, if for every metric the upper bound of `d` lies below its margin (non-inferiority), and the upper bound of
-  the difference of error rates below its own. All must pass, so each is tested at the full level (intersection-union).
-- ROLLBACK, if for any metric the lower bound lies above half the margin and the upper one not below it.
-- Otherwise the next block; after the last one HOLD.
-
-Before statistics come facts: unfit records hold, a side that fails hard decides at once, a failed quality check rolls
-back. What is missing never promotes. A first release has nothing beside it and is held to absolute limits.
+Before statistics come facts: unfit records hold, a side that fails hard decides at once, a failed check of the answers
+or of the engine rolls back. What is missing never promotes. A first release has nothing beside it and is held to
+absolute limits.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from headway.domain.bench import BlockSummary, RequestRecord, Side
 from headway.domain.profile import Canary
 from headway.domain.release import Check, Decision, MetricEffect, Verdict
 from headway.judge import records as record_rules
-from headway.judge.quantiles import LATENCIES, failure_rate, latencies, newcombe, quantile
-from headway.judge.sequential import ALPHA, Interval, interval, looks_of, nominal_levels, z_of
+from headway.judge import rule
+from headway.judge.blocks import Pair, as_run, measure, pooled
+from headway.judge.quantiles import GUARD_PERCENT, LATENCIES, Rate
 from headway.judge.words import say
 
-VALID_SHARE = 0.9
-"""Share of the blocks that must be usable."""
+Classified: TypeAlias = Literal["pass", "fail", "undecided"]
 FIRST_VALID_SHARE = 0.6
 """The same for the few blocks of a first release: one of three may be void."""
 HARD_RUN = 5
@@ -33,7 +29,10 @@ HARD_RUN = 5
 HARD_SHARE = 0.5
 FIRST_BLOCKS = 3
 """Blocks of a first release, whose absolute limits need no long comparison."""
-METRICS = (*(name for name, _, _ in LATENCIES), "error_rate")
+STATES: dict[int, Classified] = {rule.PASS: "pass", rule.UNDECIDED: "undecided", rule.FAIL: "fail"}
+GUARDS = frozenset(name for name, _, percent in LATENCIES if percent >= GUARD_PERCENT)
+SIDES: tuple[Side, Side] = ("stable", "candidate")
+DECISIONS: dict[int, Decision] = {rule.PROMOTE: "PROMOTE", rule.ROLLBACK: "ROLLBACK"}
 
 
 class Look(NamedTuple):
@@ -111,93 +110,102 @@ def analyse(
         records: Requests of the whole blocks, in any order.
         summaries: One for each block.
         canary: Margins and looks.
-        checks: Quality of the candidate. A failed one rolls back, one without a measurement holds.
+        checks: Of the candidate's answers and of its engine. A failed one rolls back, one without a measurement holds,
+            and so does an engine that does not report what it should.
         paired: Whether there is a stable side.
         faults: What other checks of the table found; each makes the records unfit.
     """
     summaries = sorted(summaries, key=lambda s: s.block)
-    state = _State(canary, tuple(checks), paired)
+    run = _Run(canary, tuple(checks), paired)
     unfit = [*record_rules.faults(records, summaries, canary, paired=paired), *faults]
     if unfit:
-        return state.end("HOLD", f"the records are unfit to decide from: {unfit[0]}", unfit)
-    missing = [c for c in checks if not c.passed and c.measured is None]
-    failed = [c for c in checks if not c.passed and c.measured is not None]
-    if failed:
-        return state.end(
-            "ROLLBACK", f"the candidate answers worse than allowed: {failed[0].sentence}", [c.sentence for c in failed]
-        )
-    if missing:
-        return state.end("HOLD", f"a quality figure is missing: {missing[0].sentence}", [c.sentence for c in missing])
+        return run.end("HOLD", f"the records are unfit to decide from: {unfit[0]}", unfit)
+    checked = _checked(checks)
+    if checked:
+        return run.end(*checked)
     by_block: dict[tuple[int, Side], list[RequestRecord]] = {}
     for record in sorted(records, key=lambda r: (r.block, r.side, r.index)):
         by_block.setdefault((record.block, record.side), []).append(record)
+    fact: tuple[Decision, str, list[str]] | None = None
     for summary in summaries:
-        stable = by_block.get((summary.block, "stable"), [])
-        ended = state.add(summary, stable, by_block.get((summary.block, "candidate"), []))
-        if ended:
-            return ended
-    return state.undecided()
+        stable, candidate = (by_block.get((summary.block, side), []) for side in SIDES)
+        fact = run.add(summary, stable, candidate)
+        if fact:
+            break
+    return run.decide(fact) if paired else run.first(fact)
 
 
-class _State:
+def _checked(checks: Sequence[Check]) -> tuple[Decision, str, list[str]] | None:
+    """Return what the checks alone decide."""
+    failed = [c for c in checks if not c.passed and c.measured is not None and c.kind != "contract"]
+    if failed:
+        what = "the candidate's engine does worse than allowed" if failed[0].kind == "guard" else ""
+        sentence = f"{what or 'the candidate answers worse than allowed'}: {failed[0].sentence}"
+        return "ROLLBACK", sentence, [c.sentence for c in failed]
+    missing = [c for c in checks if not c.passed]
+    if missing:
+        what = {
+            "quality": "a quality figure is missing",
+            "guard": "a figure of the engines is missing",
+            "contract": "the candidate's engine does not report what it must",
+        }[missing[0].kind]
+        return "HOLD", f"{what}: {missing[0].sentence}", [c.sentence for c in missing]
+    return None
+
+
+class _Run:
     """Blocks so far."""
 
     def __init__(self, canary: Canary, checks: tuple[Check, ...], paired: bool) -> None:
         self.canary, self.checks, self.paired = canary, checks, paired
         self.total = planned_blocks(canary, paired=paired)
-        self.valid_share = VALID_SHARE if paired else FIRST_VALID_SHARE
-        self.at = looks_of(canary) if paired else (self.total,)
-        self.looks: list[Look] = []
-        self.shares: list[float] = []
-        self.ratios: list[dict[str, float | None]] = []
-        self.figures: list[tuple[list[RequestRecord], list[RequestRecord], dict[str, float]]] = []
-        self.invalid: list[str] = []
+        self.valid_share = rule.VALID_SHARE if paired else FIRST_VALID_SHARE
         self.blocks = 0
+        self.pairs: list[Pair] = []
+        self.looks: list[Look] = []
+
+    @property
+    def invalid(self) -> list[str]:
+        """Why which blocks cannot be used."""
+        return [pair.unusable for pair in self.pairs if pair.unusable]
 
     def add(
         self, summary: BlockSummary, stable: list[RequestRecord], candidate: list[RequestRecord]
-    ) -> Analysis | None:
-        """Take in one block; return the analysis if it decides."""
+    ) -> tuple[Decision, str, list[str]] | None:
+        """Take in one block; return what it decides without statistics."""
         self.blocks += 1
-        ended = self._facts(summary, stable, candidate)
-        if ended:
-            return ended
-        self._measure(summary, stable, candidate)
-        if len(self.invalid) > self.total - math.ceil(self.valid_share * self.total):
-            sentence = f"{len(self.invalid)} of {self.total} blocks are unusable, which is too many: {self.invalid[-1]}"
-            return self.end("HOLD", sentence, self.invalid)
-        if self.blocks in self.at:
-            return self._look()
-        return None
+        fact = self._fact(summary, stable, candidate)
+        if fact:
+            return *fact, []
+        sides: dict[Side, list[RequestRecord]] = {"stable": stable, "candidate": candidate}
+        self.pairs.append(measure(summary, sides, self.canary, paired=self.paired))
+        invalid = self.invalid
+        if len(invalid) <= self.total - math.ceil(self.valid_share * self.total):
+            return None
+        sentence = f"{len(invalid)} of {self.total} blocks are unusable, which is too many: {invalid[-1]}"
+        return "HOLD", sentence, invalid
 
-    def _facts(
+    def _fact(
         self, summary: BlockSummary, stable: list[RequestRecord], candidate: list[RequestRecord]
-    ) -> Analysis | None:
+    ) -> tuple[Decision, str] | None:
         number = summary.block + 1
         bad_stable, bad_candidate = hard_failure(stable, summary.planned), hard_failure(candidate, summary.planned)
         if bad_stable:
             both = f"; so did the candidate: {bad_candidate}" if bad_candidate else ""
-            self.ratios.append({})
-            return self.end(
-                "HOLD", f"stable failed in block {number}, so there is nothing to compare with: {bad_stable}{both}"
+            return (
+                "HOLD",
+                f"stable failed in block {number}, so there is nothing to compare with: {bad_stable}{both}",
             )
         if bad_candidate and self._overloaded(summary, stable, candidate):
-            self.ratios.append({})
-            sentence = (
+            return "HOLD", (
                 f"both sides are overloaded in block {number}: the candidate's requests timed out and stable's took "
                 "more than half as long; lower canary.rate_per_s or canary.max_tokens, or give the machine more room"
             )
-            return self.end("HOLD", sentence)
         if bad_candidate and summary.stable_alive is False:
-            self.ratios.append({})
-            sentence = (
+            return "HOLD", (
                 f"both sides stopped answering in block {number}, so the way to them may be broken: {bad_candidate}"
             )
-            return self.end("HOLD", sentence)
-        if bad_candidate:
-            self.ratios.append({})
-            return self.end("ROLLBACK", f"the candidate failed in block {number}: {bad_candidate}")
-        return None
+        return ("ROLLBACK", f"the candidate failed in block {number}: {bad_candidate}") if bad_candidate else None
 
     def _overloaded(self, summary: BlockSummary, stable: list[RequestRecord], candidate: list[RequestRecord]) -> bool:
         """Tell a candidate that hangs from a machine on which both sides drown and one had to time out first."""
@@ -205,113 +213,77 @@ class _State:
         only_timeouts = all(r.timed_out for r in candidate if r.error)
         return self.paired and only_timeouts and slowest_s > self.canary.request_timeout_s / 2
 
-    def _measure(self, summary: BlockSummary, stable: list[RequestRecord], candidate: list[RequestRecord]) -> None:
-        number = summary.block + 1
-        ours, theirs = latencies(candidate), latencies(stable)
-        pairs = {name: (ours[name], theirs[name]) for name in ours}
-        self.ratios.append({name: _ratio(*pair) if self.paired else None for name, pair in pairs.items()})
-        sides = {"candidate": candidate, **({"stable": stable} if self.paired else {})}
-        short = [
-            f"{len(got)} of {summary.planned} requests of {side}"
-            for side, got in sides.items()
-            if len(got) != summary.planned
-        ]
-        needed = {"candidate": ours, **({"stable": theirs} if self.paired else {})}
-        gaps = [
-            f"{side}'s {name}" for side, got in needed.items() for name, value in got.items() if not value or value <= 0
-        ]
-        if summary.void or summary.stopped:
-            self.invalid.append(f"block {number} is void: {summary.reason or 'stopped'}")
-        elif short:
-            self.invalid.append(f"block {number} has only {', '.join(short)}")
-        elif gaps:
-            self.invalid.append(f"block {number} lacks {', '.join(gaps)}")
-        else:
-            logs = {name: math.log(ratio) for name, ratio in self.ratios[-1].items() if ratio is not None}
-            self.figures.append((stable, candidate, logs))
+    def decide(self, fact: tuple[Decision, str, list[str]] | None) -> Analysis:
+        """Let the rule decide; where it did not until a block decided by itself, that is what holds."""
+        declared = rule.rule_of(self.canary)
+        outcome = rule.decide(as_run(self.pairs), declared)
+        self.looks = [Look(seen.block, seen.valid, self._effects(seen, declared)) for seen in outcome.looks]
+        decision = DECISIONS.get(int(outcome.decision[0]))
+        if decision is None:
+            return self.end(*fact) if fact else self.undecided()
+        self.blocks = int(outcome.blocks[0])
+        effects = self.looks[-1].effects
+        if decision == "ROLLBACK":
+            worse = [say(e) for e in effects if e.verdict == "fail"]
+            return self.end(decision, f"the candidate is worse than stable: {'; '.join(worse)}", worse)
+        told = [say(e) for e in effects if e.metric not in GUARDS]
+        sentence = (
+            f"the candidate is not worse than stable by more than the margins, after {self.blocks} of {self.total} "
+            f"blocks: {'; '.join(told)}"
+        )
+        return self.end(decision, sentence, told)
 
-    def _look(self) -> Analysis | None:
-        last = self.blocks >= self.total
-        valid = len(self.figures)
-        if not self.paired:
-            return self._first()
-        enough = valid >= VALID_SHARE * self.blocks
-        share = valid / self.total
-        if valid >= 2 and (not self.shares or share > self.shares[-1]):
-            self.shares.append(share)
-            effects = self._effects()
-            self.looks.append(Look(self.blocks, valid, effects))
-            worse = [e for e in effects if e.verdict == "fail"]
-            if enough and worse:
-                return self.end(
-                    "ROLLBACK",
-                    f"the candidate is worse than stable: {'; '.join(map(say, worse))}",
-                    list(map(say, worse)),
-                )
-            if enough and all(e.verdict == "pass" for e in effects):
-                return self.end(
-                    "PROMOTE",
-                    f"the candidate is not worse than stable by more than the margins, after {self.blocks} of "
-                    f"{self.total} blocks: {'; '.join(map(say, effects))}",
-                    list(map(say, effects)),
-                )
-        return self.undecided() if last else None
-
-    def _effects(self) -> tuple[MetricEffect, ...]:
-        shares = tuple(self.shares)
-        level_high = nominal_levels(shares, ALPHA)[-1]
-        level_low = nominal_levels(shares, ALPHA / len(METRICS))[-1]
-        stable = [r for block in self.figures for r in block[0]]
-        candidate = [r for block in self.figures for r in block[1]]
+    def _effects(self, seen: rule.Seen, declared: rule.Rule) -> tuple[MetricEffect, ...]:
+        used = [pair for pair in self.pairs[: seen.block] if not pair.unusable]
+        (stable, stable_rates), (candidate, candidate_rates) = (pooled(used, side) for side in SIDES)
         effects = []
-        for name, attribute, percent in LATENCIES:
-            margin = self.canary.p50_margin if percent == 50 else self.canary.p95_margin
-            bounds = interval([block[2][name] for block in self.figures], level_low=level_low, level_high=level_high)
-            limit = math.log1p(margin)
+        margins = [math.expm1(limit) for limit in declared.limits]
+        bounds = [*zip(seen.mean[0], seen.low[0], seen.high[0], seen.state[0], strict=True)]
+        for (name, _, _), margin, (mean, low, high, state) in zip(LATENCIES, margins, bounds, strict=False):
             effects.append(
                 MetricEffect(
                     metric=name,
                     unit="ms",
-                    stable=_rounded(quantile((getattr(r, attribute) for r in stable if not r.error), percent)),
-                    candidate=_rounded(quantile((getattr(r, attribute) for r in candidate if not r.error), percent)),
-                    ratio=_rounded(_exp(bounds.mean)),
-                    ratio_low=_rounded(_exp(bounds.low)),
-                    ratio_high=_rounded(_exp(bounds.high)),
-                    margin=margin,
-                    verdict=_classify(bounds, limit),
+                    stable=_rounded(stable[name]),
+                    candidate=_rounded(candidate[name]),
+                    ratio=_rounded(_exp(mean)),
+                    ratio_low=_rounded(_exp(low)),
+                    ratio_high=_rounded(_exp(high)),
+                    margin=_rounded(margin),
+                    verdict=STATES[int(state)],
                 )
             )
-        ours, theirs = failure_rate(candidate), failure_rate(stable)
-        low, high = newcombe(ours, theirs, z_low=z_of(level_low), z_high=z_of(level_high))
-        difference = Interval((ours.share - theirs.share) * 100, low * 100, high * 100)
-        effects.append(
-            MetricEffect(
-                metric="error_rate",
-                unit="%",
-                stable=_rounded(theirs.share * 100),
-                candidate=_rounded(ours.share * 100),
-                difference=_rounded(difference.mean),
-                difference_low=_rounded(difference.low),
-                difference_high=_rounded(difference.high),
-                margin=self.canary.error_margin_pct,
-                verdict=_classify(difference, self.canary.error_margin_pct),
+        rates = zip(stable_rates, candidate_rates, declared.rate_limits, bounds[len(LATENCIES) :], strict=True)
+        for name, (ours, theirs, limit, (mean, low, high, state)) in zip(rule.RATES, rates, strict=False):
+            # Goodput is told as the share of good requests, and what is judged are the others.
+            sign, first, last = (-1, high, low) if name == "goodput" else (1, low, high)
+            effects.append(
+                MetricEffect(
+                    metric=name,
+                    unit="%",
+                    stable=_share_pct(ours, sign),
+                    candidate=_share_pct(theirs, sign),
+                    difference=_rounded(mean * 100 * sign),
+                    difference_low=_rounded(first * 100 * sign),
+                    difference_high=_rounded(last * 100 * sign),
+                    margin=_rounded(limit * 100 * sign),
+                    verdict=STATES[int(state)],
+                )
             )
-        )
         return tuple(effects)
 
-    def _first(self) -> Analysis:
+    def first(self, fact: tuple[Decision, str, list[str]] | None) -> Analysis:
         """Hold a first release to absolute limits."""
-        candidate = [r for block in self.figures for r in block[1]]
-        good = [r for r in candidate if not r.error]
+        if fact:
+            return self.end(*fact)
+        if self.blocks < self.total:
+            return self.undecided()
+        used = [pair for pair in self.pairs if not pair.unusable]
+        figures, rates = pooled(used, "candidate")
         limits = (
-            ("ttft_p95", "ms", quantile((r.ttft_ms for r in good), 95), self.canary.first_ttft_p95_ms),
-            ("tpot_p95", "ms", quantile((r.tpot_ms for r in good), 95), self.canary.first_tpot_p95_ms),
-            (
-                "error_rate",
-                "%",
-                failure_rate(candidate).share * 100 if candidate else None,
-                self.canary.first_error_pct,
-            ),
+            ("ttft_p95", "ms", figures.get("ttft_p95"), self.canary.first_ttft_p95_ms),
+            ("tpot_p95", "ms", figures.get("tpot_p95"), self.canary.first_tpot_p95_ms),
+            ("error_rate", "%", _share_pct(rates[0], 1) if rates else None, self.canary.first_error_pct),
         )
         effects = tuple(
             MetricEffect(
@@ -324,21 +296,19 @@ class _State:
             )
             for name, unit, value, limit in limits
         )
-        self.looks.append(Look(self.blocks, len(self.figures), effects))
+        self.looks.append(Look(self.blocks, len(used), effects))
         worse = [say(e) for e in effects if e.verdict == "fail"]
         if worse:
             return self.end("ROLLBACK", f"the first release breaks its absolute limits: {'; '.join(worse)}", worse)
-        if any(e.verdict == "undecided" for e in effects) or len(self.figures) < self.valid_share * self.total:
+        if any(e.verdict == "undecided" for e in effects) or len(used) < self.valid_share * self.total:
             return self.undecided()
-        return self.end(
-            "PROMOTE",
-            f"the first release keeps its absolute limits: {'; '.join(map(say, effects))}",
-            list(map(say, effects)),
-        )
+        told = [say(e) for e in effects]
+        return self.end("PROMOTE", f"the first release keeps its absolute limits: {'; '.join(told)}", told)
 
     def undecided(self) -> Analysis:
         """Return HOLD with what could not be told."""
-        open_ = [say(e) for e in (self.looks[-1].effects if self.looks else ()) if e.verdict != "pass"]
+        effects = self.looks[-1].effects if self.looks else ()
+        open_ = [say(e) for e in effects if e.verdict != "pass" and e.metric not in GUARDS]
         if self.blocks < self.total:
             sentence = f"the benchmark has {self.blocks} of {self.total} blocks and nothing is decided yet"
         else:
@@ -357,17 +327,13 @@ class _State:
             checks=self.checks,
             paired=self.paired,
         )
-        return Analysis(verdict, decided, tuple(self.looks), tuple(self.ratios))
+        ratios = [pair.ratios for pair in self.pairs[: self.blocks]]
+        # A block that decided by itself was not measured.
+        return Analysis(verdict, decided, tuple(self.looks), (*ratios, *({} for _ in range(self.blocks - len(ratios)))))
 
 
-def _classify(bounds: Interval, limit: float) -> Literal["pass", "fail", "undecided"]:
-    if bounds.high < limit:
-        return "pass"
-    return "fail" if bounds.low > limit / 2 else "undecided"
-
-
-def _ratio(candidate: float | None, stable: float | None) -> float | None:
-    return candidate / stable if candidate and stable and candidate > 0 and stable > 0 else None
+def _share_pct(rate: Rate, sign: int) -> float | None:
+    return _rounded((rate.share if sign > 0 else 1 - rate.share) * 100) if rate.sent else None
 
 
 def _exp(value: float) -> float:
@@ -376,4 +342,5 @@ def _exp(value: float) -> float:
 
 def _rounded(value: float | None) -> float | None:
     """Round to six significant digits, so that the last bits of a library's arithmetic do not change a record."""
-    return None if value is None else float(f"{value:.6g}")
+    # Adding zero turns a negative zero into a plain one.
+    return None if value is None else float(f"{value:.6g}") + 0.0

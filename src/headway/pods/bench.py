@@ -6,11 +6,12 @@ not change the verdict, and hands the records back.
 """
 
 import asyncio
-import gc
 import hashlib
 import os
 import sys
 import time
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,17 @@ import aiohttp
 
 from headway.adapters.s3.client import S3Client
 from headway.domain.bench import BenchJob, BenchResult, BlockSummary, CanaryAnswer, RequestRecord, SideTarget
+from headway.domain.prompts import Prompt
 from headway.domain.release import Check, QualityFigures
 from headway.domain.value import digest
-from headway.errors import BackendError, BackendUnavailable
+from headway.errors import BackendError, BackendUnavailable, ConfigError
 from headway.judge.quality import answers_check, served_checks
 from headway.judge.verdict import Analysis, analyse, planned_blocks
 from headway.pods import bench_quality, bench_records, reference
 from headway.pods.bench_live import LiveLoad
-from headway.pods.bench_load import Ask, Clock, make_session, run_block, schedule, send
+from headway.pods.bench_load import Load, check_rate
+from headway.pods.bench_prompts import Ask, Prompts, read_set
+from headway.pods.bench_stream import Clock, NeverLeftError, send
 from headway.pods.io import Progress, run_program
 from headway.pods.stage import connection_of
 
@@ -35,7 +39,11 @@ RESTART_GAP_S = 1.0
 
 
 async def run(
-    job: BenchJob, folder: Path, progress: Progress, yardstick: bench_quality.Yardstick | None = None
+    job: BenchJob,
+    folder: Path,
+    progress: Progress,
+    yardstick: bench_quality.Yardstick | None = None,
+    prompt_set: Sequence[Prompt] = (),
 ) -> BenchResult:
     """Run the benchmark, from the start or from where an earlier try stopped.
 
@@ -44,10 +52,18 @@ async def run(
         folder: Where the records are kept.
         progress: Told how far it is, in percent, and what it does.
         yardstick: What the candidate's answers are measured against; by default what the job carries itself.
+        prompt_set: What is asked; empty: prompts of headway's own.
 
     Raises:
+        ConfigError: This machine cannot generate the load that the job asks for.
         BackendUnavailable: If stable or the gateway cannot be reached at all; try again.
     """
+    if job.canary.prompts and not prompt_set:
+        raise ConfigError(
+            f"the job asks prompts of {job.canary.prompts}, and was given none; run the program as a whole"
+        )
+    prompts = Prompts(job, prompt_set)
+    check_rate(job, prompts.mean_tokens)
     path = folder / job.records_path
     yardstick = yardstick or bench_quality.of_job(job)
     found = bench_records.reopen(path, digest(job))
@@ -55,25 +71,26 @@ async def run(
     ends = [s.ended_s for s in summaries]
     clock = Clock(max(ends) + RESTART_GAP_S if ends else 0.0)
     seconds: dict[str, float] = {}
-    async with make_session() as session:
+    async with Load(job, clock) as load:
         progress(1, "asking the fixed questions")
         with _Timed(seconds, "quality"):
-            await _reach(session, job)
-            answers, served, why_missing = await _quality(session, job, yardstick, progress)
+            await _reach(load.session, job)
+            answers, served, why_missing = await _quality(load.session, job, yardstick, progress)
         checks = quality_checks(job, yardstick, answers, served, why_missing)
         analysis = analyse(records, summaries, job.canary, checks, paired=job.paired)
         total = planned_blocks(job.canary, paired=job.paired)
-        live = LiveLoad(session, job, clock)
+        live = LiveLoad(load.session, job, clock)
         await live.read()
         if not analysis.decided and len(summaries) < total:
             progress(5, "warming up")
             with _Timed(seconds, "warmup"):
-                await _warm_up(session, job, clock)
+                # Greedy and sampled requests that nobody measures; failures show in the first block.
+                await load.run_block(0, prompts.warm_up())
         with _Timed(seconds, "blocks"):
             while not analysis.decided and len(summaries) < total:
                 block = len(summaries)
                 progress(10 + 85 * block / total, _say(block, total, analysis))
-                got, summary = await _block(session, job, block, clock, live)
+                got, summary = await _block(load, job, block, clock=clock, live=live, prompts=prompts)
                 bench_records.append(path, got, summary)
                 records += got
                 summaries.append(summary)
@@ -89,6 +106,8 @@ async def run(
         quality_error=why_missing,
         records_path=str(path),
         records_sha256=hashlib.sha256(content).hexdigest(),
+        started_at=summaries[0].started_at if summaries else "",
+        ended_at=_end_of(summaries[-1]) if summaries else "",
         seconds=seconds,
     )
 
@@ -147,48 +166,37 @@ async def _quality(
         return answers, None, error.message
 
 
-async def _warm_up(session: aiohttp.ClientSession, job: BenchJob, clock: Clock) -> None:
-    """Send greedy and sampled requests that nobody measures; failures show in the first block."""
-    asks = schedule(job, 0, phase="warmup")
-    if asks:
-        await run_block(session, job, 0, clock, asks=asks)
-
-
 async def _block(
-    session: aiohttp.ClientSession, job: BenchJob, block: int, clock: Clock, live: LiveLoad
+    load: Load, job: BenchJob, block: int, *, clock: Clock, live: LiveLoad, prompts: Prompts
 ) -> tuple[list[RequestRecord], BlockSummary]:
     rate_per_s = await live.read()
     busy = await live.wait_for_headroom()
-    asks = schedule(job, block)
+    asks = prompts.block(block)
     if busy:
-        now = clock.now()
-        return [], BlockSummary(
-            block=block, planned=len(asks), started_s=now, ended_s=now, lag_p99_ms=0, void=True, reason=busy
-        )
-    # A collection in the middle of a block would show as lag of whatever it interrupts.
-    gc.collect()
-    gc.disable()
-    sent_before = live.sent
-    driver = asyncio.create_task(live.drive(block))
-    try:
-        records, summary = await run_block(session, job, block, clock, asks=asks)
-    finally:
-        gc.enable()
-        driver.cancel()
-        await asyncio.gather(driver, return_exceptions=True)
-    update: dict[str, Any] = {"live_rate_per_s": round(rate_per_s, 3), "live_sent": live.sent - sent_before}
-    if summary.stopped and job.paired and summary.reason.startswith("candidate"):
-        update["stable_alive"] = await _alive(session, job, job.target("stable"), clock)
+        return [], load.void(block, len(asks), busy)
+    records, summary = await load.run_block(block, asks, live_rate_per_s=rate_per_s)
+    update: dict[str, Any] = {"live_rate_per_s": round(rate_per_s, 3)}
+    if summary.stopped and job.paired and summary.reason.startswith("candidate: "):
+        update["stable_alive"] = await _alive(load.session, job, job.target("stable"), clock)
     return records, summary.model_copy(update=update)
 
 
 async def _alive(session: aiohttp.ClientSession, job: BenchJob, target: SideTarget, clock: Clock) -> bool:
     """Ask one short question, to tell a dead candidate from a dead way to both."""
-    ask = Ask(0, 0.0, "Are you there?", False, 0)
+    ask = Ask(0, 0.0, "Are you there?", sampled=False, seed=0, max_tokens=2)
     timeout_s = min(30.0, job.canary.request_timeout_s)
-    start_s = clock.now()
-    record = await send(session, target, ask, block=0, start_s=start_s, clock=clock, max_tokens=2, timeout_s=timeout_s)
+    try:
+        record = await send(
+            session, target, ask, api=job.canary.api, block=0, start_s=clock.now(), clock=clock, timeout_s=timeout_s
+        )
+    except NeverLeftError:
+        return False
     return record.error is None
+
+
+def _end_of(summary: BlockSummary) -> str:
+    took = timedelta(seconds=summary.ended_s - summary.started_s)
+    return (datetime.fromisoformat(summary.started_at) + took).isoformat(timespec="milliseconds")
 
 
 def _say(block: int, total: int, analysis: Analysis) -> str:
@@ -213,26 +221,34 @@ class _Timed:
 
 
 def upload(result: BenchResult, uri: str, client: S3Client) -> BenchResult:
-    """Put the records where the judge reads them.
+    """Put the records where the judge reads them, and beside them the same as a table.
 
     Raises:
         BackendUnavailable: The store does not answer; the next try finds the records on the disk.
     """
+    from headway.pods import records_parquet
+
     started = time.monotonic()
-    client.put(uri, Path(result.records_path).read_bytes(), sha256=result.records_sha256)
+    content = Path(result.records_path).read_bytes()
+    client.put(uri, content, sha256=result.records_sha256)
+    parquet_uri = f"{uri.removesuffix('.jsonl')}.parquet"
+    client.put(parquet_uri, records_parquet.write(content))
     seconds = {**result.seconds, "upload": round(time.monotonic() - started, 3)}
-    return result.model_copy(update={"records_uri": uri, "seconds": seconds})
+    return result.model_copy(update={"records_uri": uri, "parquet_uri": parquet_uri, "seconds": seconds})
 
 
 def main(arguments: list[str]) -> int:
     """Run the program in the current folder; return its exit code."""
 
     def work(job: BenchJob, progress: Progress) -> BenchResult:
-        client = S3Client(connection_of(os.environ)) if job.records_uri or job.reference_uri else None
-        yardstick = None
+        stored = job.records_uri or job.reference_uri or job.canary.prompts
+        client = S3Client(connection_of(os.environ)) if stored else None
+        yardstick, prompt_set = None, tuple[Prompt, ...]()
         if client and job.reference_uri:
             yardstick = bench_quality.of_reference(*reference.load(client, job.reference_uri, job.reference_digest))
-        result = asyncio.run(run(job, Path.cwd(), progress, yardstick))
+        if client and job.canary.prompts:
+            prompt_set = read_set(client.read(job.canary.prompts), job)
+        result = asyncio.run(run(job, Path.cwd(), progress, yardstick, prompt_set))
         if client:
             noise = bench_quality.noise(client, job.noise_uri, job.scheme, result.served)
             result = result.model_copy(update={"noise": noise})

@@ -2,28 +2,25 @@
 
 Stable carries users, the candidate does not, so at equal test load an idle candidate would look faster than it is. The
 rate of stable's users is read from Envoy's counter of the upstream cluster that only users reach (the benchmark has one
-of its own) and added to the candidate as requests that are
-not measured. What their prompts are is not known; they look like the benchmark's own.
+of its own) and added to the candidate as requests that are not measured. What their prompts are is not known; they look
+like the benchmark's own.
 """
 
 import asyncio
 import json
-import random
 import re
 
 import aiohttp
 
 from headway.domain.bench import BenchJob
 from headway.errors import BackendUnavailable, NotFound
-from headway.pods.bench_load import Ask, Clock, make_prompt, send
+from headway.pods.bench_stream import Clock
 
 READ_TRIES = 3
-MAX_RATE_PER_S = 100.0
-"""What one generator process adds at most; above it blocks would be void for lag anyway."""
 
 
 class LiveLoad:
-    """Knows stable's live rate and puts the same on the candidate.
+    """Knows stable's live rate, which the candidate gets as well.
 
     Args:
         session: The client.
@@ -35,7 +32,6 @@ class LiveLoad:
         self._session, self._job, self._clock = session, job, clock
         self._seen: tuple[float, float] | None = None
         self.rate_per_s = 0.0
-        self.sent = 0
 
     @property
     def enabled(self) -> bool:
@@ -57,7 +53,7 @@ class LiveLoad:
             before, at = self._seen
             # A counter that went back belongs to a restarted Envoy: keep the last rate.
             if total >= before and now > at:
-                self.rate_per_s = min((total - before) / (now - at), MAX_RATE_PER_S)
+                self.rate_per_s = (total - before) / (now - at)
         self._seen = (total, now)
         return self.rate_per_s
 
@@ -74,30 +70,6 @@ class LiveLoad:
             if self._clock.now() >= until:
                 return f"stable has {active:.0f} requests in flight, above its headroom of {limit}"
             await asyncio.sleep(1.0)
-
-    async def drive(self, block: int) -> None:
-        """Send unmeasured requests to the candidate at the live rate, until cancelled."""
-        if self.rate_per_s <= 0:
-            return
-        rng = random.Random(f"{self._job.seed}/live/{block}")  # noqa: S311 - reproducible load, not a secret
-        target = self._job.target("candidate")
-        async with asyncio.TaskGroup() as group:
-            while True:
-                await asyncio.sleep(rng.expovariate(self.rate_per_s))
-                ask = Ask(self.sent, 0.0, make_prompt(rng), False, rng.getrandbits(31))
-                self.sent += 1
-                group.create_task(
-                    send(
-                        self._session,
-                        target,
-                        ask,
-                        block=block,
-                        start_s=self._clock.now(),
-                        clock=self._clock,
-                        max_tokens=self._job.canary.max_tokens,
-                        timeout_s=self._job.canary.request_timeout_s,
-                    )
-                )
 
     async def _stats(self) -> tuple[float, float]:
         """Return all requests so far and those in flight, of stable's cluster."""

@@ -5,21 +5,24 @@ The bench program measures and stops early; the verdict is made here, from the r
 
 import hashlib
 from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
 from urllib.parse import quote
 
 from pydantic import ValidationError
 
 from headway.domain.bench import BenchJob, BenchResult, Side, SideTarget
 from headway.domain.job import Job, JobStatus
-from headway.domain.release import Check, Reference, ReleasePlan, ReleaseRef, Verdict
+from headway.domain.release import Basis, Check, Reference, ReleasePlan, ReleaseRef, Verdict
 from headway.domain.traffic import Route
-from headway.domain.value import digest, slug
+from headway.domain.value import canonical_json, digest, slug
 from headway.errors import BackendError, BackendUnavailable, ConfigError, Conflict, IntegrityError, NotFound
 from headway.judge import records as record_rules
+from headway.judge import replay
 from headway.judge.quality import answers_check, served_checks
 from headway.judge.sequential import undecidable
-from headway.judge.verdict import judge
-from headway.ports import Checks, Jobs, WeightStore
+from headway.ports import Checks, Jobs, Metrics, WeightStore
+from headway.release import contract, guards, load
 from headway.release.quality import noise_key, reference_key
 
 SUITE = "bench_records"
@@ -39,6 +42,8 @@ def begin(
     jobs: Jobs,
     weights: WeightStore,
     *,
+    metrics: Metrics,
+    now: datetime,
     reference: Reference | None,
     gateway_url: str,
     stats_url: str | None = None,
@@ -51,14 +56,17 @@ def begin(
         ref: The release.
         route: The model's route as it is now; says which sides there are.
         jobs: Runs the bench program.
-        weights: Says where the records go.
+        weights: Says where the records go, and holds a recorded trace and prompts.
+        metrics: Knows how stable's users came, for replayed arrivals.
+        now: UTC.
         reference: Figures and tokens of the candidate's source; none leaves out perplexity.
         gateway_url: Base address of the gateway's internal listener.
         stats_url: Envoy's `/stats`, to be fair to a stable side that carries users (design rule 13.4).
         stats_cluster: Envoy's name of the upstream cluster of stable's users; none: `<slug of the model>_stable`.
 
     Raises:
-        ConfigError: The profile's margins could not be met by a flawless candidate with this many requests.
+        ConfigError: The profile's margins could not be met by a flawless candidate with this many requests, or its
+            trace or prompts cannot be used.
         Conflict: The route does not name the plan's cluster: another release took over.
     """
     found = jobs.status(job_name(ref))
@@ -74,10 +82,14 @@ def begin(
         stats_url=stats_url,
         stats_cluster=stats_cluster,
     )
+    asked = load.resolve(plan, weights, metrics, now)
+    job = job.model_copy(update={"arrivals_s": asked.arrivals_s, "prompts_sha256": asked.prompts_sha256})
     hopeless = undecidable(plan.profile.canary) if job.paired else []
     if hopeless:
         raise ConfigError(
-            f"the canary of profile {plan.model} could never promote: {'; '.join(hopeless)}", reasons=hopeless
+            f"the canary of profile {plan.model} has too few blocks to promote an equal candidate: "
+            f"{'; '.join(hopeless)}",
+            reasons=hopeless,
         )
     return jobs.submit(
         Job(
@@ -132,26 +144,37 @@ def make_job(
     )
 
 
+class Found(NamedTuple):
+    """What the candidate is judged by beside its records."""
+
+    reference: Reference | None
+    """The one that `begin` was given."""
+    tasks: Sequence[Check] = ()
+    """Accuracy on tasks, where the profile asks for it."""
+
+
 def finish(
     plan: ReleasePlan,
     ref: ReleaseRef,
+    route: Route,
     jobs: Jobs,
     weights: WeightStore,
     *,
-    reference: Reference | None,
+    metrics: Metrics,
+    found: Found,
     checks: Checks | None = None,
-    more: Sequence[Check] = (),
 ) -> Verdict:
-    """Judge the records of the ended benchmark.
+    """Judge the ended benchmark, and leave beside its records what else the verdict rests on.
 
     Args:
         plan: The plan of the candidate.
         ref: The release.
+        route: The model's route; says which cluster is stable.
         jobs: Where the benchmark ran.
         weights: Where its records are.
-        reference: The one that `begin` was given.
+        metrics: What the engines reported of themselves meanwhile.
+        found: What else is known of the candidate.
         checks: Checks the table of records before anything is computed from it.
-        more: Checks of quality beside the benchmark's own.
 
     Raises:
         BackendUnavailable: The benchmark did not end well for a reason that may pass.
@@ -160,15 +183,65 @@ def finish(
     """
     result = _result(jobs.status(job_name(ref)), ref)
     content = weights.read(result.records_uri)
-    found = hashlib.sha256(content).hexdigest()
-    if found != result.records_sha256:
+    sha256 = hashlib.sha256(content).hexdigest()
+    if sha256 != result.records_sha256:
         raise IntegrityError(
-            f"the records at {result.records_uri} have digest {found[:12]}, the benchmark wrote "
+            f"the records at {result.records_uri} have digest {sha256[:12]}, the benchmark wrote "
             f"{result.records_sha256[:12]}; somebody changed them: run the release again",
             uri=result.records_uri,
         )
-    verdict = decide(plan, result, content, reference, checks, more=more)
-    return verdict.model_copy(update={"records_uri": result.records_uri, "records_sha256": found})
+    run = record_rules.parse(content)
+    basis = Basis(
+        release=ref.release,
+        model=ref.model,
+        version=ref.version,
+        canary=plan.profile.canary,
+        paired=result.paired,
+        checks=(
+            *_quality(plan, result, found.reference),
+            *found.tasks,
+            *_guards(plan, result, route, metrics),
+        ),
+        faults=tuple(checks.check(SUITE, record_rules.rows(run.records))) if checks and run.records else (),
+        records_sha256=sha256,
+    )
+    weights.put(basis_uri(result.records_uri), canonical_json(basis))
+    update = {
+        "records_uri": result.records_uri,
+        "records_sha256": sha256,
+        "served": result.served,
+        "noise": result.noise,
+    }
+    return replay.decide(run, basis).model_copy(update=update)
+
+
+def reports(plan: ReleasePlan, metrics: Metrics, now: datetime) -> Check:
+    """Tell whether the candidate's engine reports all that is going to be asked of it."""
+    return contract.check(metrics, model=plan.model, cluster=plan.cluster.name, now=now)
+
+
+def silent(missing: Check) -> Verdict:
+    """Return the verdict on a candidate that was not measured, because its engine does not report enough.
+
+    Args:
+        missing: The check that says what is missing.
+
+    Raises:
+        BackendUnavailable: Nothing is missing any more, so measuring may begin now.
+    """
+    if missing.passed:
+        raise BackendUnavailable("the candidate's engine reports now, later than it was waited for; measure again")
+    return Verdict(
+        decision="HOLD",
+        sentence=f"HOLD: nothing was measured: {missing.sentence}",
+        reasons=(missing.sentence,),
+        checks=(missing,),
+    )
+
+
+def basis_uri(records_uri: str) -> str:
+    """Return where the basis of a verdict lies: beside the records."""
+    return records_uri.rpartition("/")[0] + "/basis.json"
 
 
 def read_records(verdict: Verdict | None, weights: WeightStore) -> bytes | None:
@@ -181,21 +254,11 @@ def read_records(verdict: Verdict | None, weights: WeightStore) -> bytes | None:
         return None
 
 
-def decide(
-    plan: ReleasePlan,
-    result: BenchResult,
-    content: bytes,
-    reference: Reference | None,
-    checks: Checks | None = None,
-    *,
-    more: Sequence[Check] = (),
-) -> Verdict:
-    """Return the verdict on records; the same records give the same verdict, byte for byte."""
-    run = record_rules.parse(content)
-    broken: Sequence[str] = checks.check(SUITE, record_rules.rows(run.records)) if checks and run.records else ()
-    quality = [answers_check(result.answers, reference.answers if reference else ())]
+def _quality(plan: ReleasePlan, result: BenchResult, reference: Reference | None) -> list[Check]:
+    """Hold what the candidate answered against its source."""
+    found = [answers_check(result.answers, reference.answers if reference else ())]
     if reference is not None:
-        quality += served_checks(
+        found += served_checks(
             result.served,
             reference.figures,
             plan.profile.quality,
@@ -203,9 +266,23 @@ def decide(
             why_missing=result.quality_error,
             noise=result.noise,
         )
-    quality += more
-    verdict = judge(run.records, run.summaries, plan.profile.canary, quality, paired=result.paired, faults=broken)
-    return verdict.model_copy(update={"served": result.served, "noise": result.noise})
+    return found
+
+
+def _guards(plan: ReleasePlan, result: BenchResult, route: Route, metrics: Metrics) -> list[Check]:
+    """Hold what the engines reported of themselves during the benchmark against each other."""
+    if not result.paired or route.stable is None or not result.started_at:
+        return []
+    return guards.checks(
+        metrics,
+        plan.profile.canary.guards,
+        model=plan.model,
+        stable_cluster=route.stable.cluster,
+        candidate_cluster=plan.cluster.name,
+        start=datetime.fromisoformat(result.started_at),
+        end=datetime.fromisoformat(result.ended_at),
+        requests=sum(block.planned for block in result.blocks),
+    )
 
 
 def _sides(plan: ReleasePlan, route: Route) -> dict[Side, tuple[str, str]]:

@@ -1,7 +1,13 @@
 """The parts that a page of the report is built of: plain HTML that needs nothing beside it."""
 
 import html
+import re
 from collections.abc import Iterable, Sequence
+
+from headway.domain.release import Check
+
+UNSHOWABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Controls, halves of characters, and marks that turn the direction of writing: no server's text may hide another."""
 
 
 def whole(title: str, body: str) -> bytes:
@@ -14,9 +20,41 @@ def whole(title: str, body: str) -> bytes:
     ).encode()
 
 
-def section(title: str, content: str) -> str:
+def section(title: str, content: str, anchor: str = "") -> str:
     """Return a part of the page under its title."""
-    return f"<section><h2>{esc(title)}</h2>{content}</section>"
+    named = f' id="{anchor}"' if anchor else ""
+    return f"<section{named}><h2>{esc(title)}</h2>{content}</section>"
+
+
+def note(title: str, content: str) -> str:
+    """Return a remark that is not overlooked; `content` is HTML already."""
+    return f'<p class="note"><strong>{esc(title)}</strong> {content}</p>'
+
+
+def badge(kind: str, word: str) -> str:
+    """Return a coloured word; kinds are `good`, `bad` and `wait`."""
+    return f'<span class="badge {kind}">{esc(word)}</span>'
+
+
+def command(line: str) -> str:
+    """Return a line for a shell."""
+    return f'<pre class="scroll"><code>{esc(line)}</code></pre>'
+
+
+def bullets(items: Iterable[str]) -> str:
+    """Return a list of plain texts; empty of none."""
+    lines = "".join(f"<li>{esc(item)}</li>" for item in items)
+    return f"<ul>{lines}</ul>" if lines else ""
+
+
+def check_rows(checks: Iterable[Check]) -> list[tuple[str, str, str]]:
+    """Return rows of a table of checks: name, sentence and how it went, the failed ones first."""
+    rows = []
+    for check in sorted(checks, key=lambda check: check.passed):
+        missing = not check.passed and check.measured is None and check.kind != "contract"
+        mark = badge("good", "pass") if check.passed else badge("wait", "missing") if missing else badge("bad", "fail")
+        rows.append((esc(check.name), esc(check.sentence), mark))
+    return rows
 
 
 def figure(caption: str, svg: str) -> str:
@@ -26,15 +64,15 @@ def figure(caption: str, svg: str) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
     """Build a table; cells of `rows` are HTML already."""
-    top = "".join(f"<th>{esc(cell)}</th>" for cell in head)
+    top = "".join(f'<th scope="col">{esc(cell)}</th>' for cell in head)
     lines = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     header = f"<thead><tr>{top}</tr></thead>" if any(head) else ""
     return f'<div class="scroll"><table class="{kind}">{header}<tbody>{lines}</tbody></table></div>'
 
 
 def esc(text: str) -> str:
-    """Return a text that is no HTML."""
-    return html.escape(text, quote=True)
+    """Return a text that is no HTML, with a mark in place of what cannot be shown."""
+    return html.escape(UNSHOWABLE.sub("\ufffd", text), quote=True)
 
 
 STYLE = """
@@ -62,6 +100,8 @@ th, td { text-align:left; padding:.35rem .8rem .35rem 0; border-bottom:1px solid
 th { color:var(--muted); font-weight:500 }
 tr:last-child td { border-bottom:0 }
 code { font-size:.8rem; overflow-wrap:anywhere }
+pre { margin:.4rem 0; padding:.5rem .7rem; background:var(--page); border:1px solid var(--line); border-radius:.3rem }
+pre code { overflow-wrap:normal }
 small { color:var(--muted) }
 .numbers td:not(:first-child), .badge { white-space:nowrap }
 .badge { display:inline-block; margin:0; padding:.05rem .5rem; border-radius:1rem; font-size:.8rem; font-weight:600;

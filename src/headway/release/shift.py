@@ -1,7 +1,6 @@
 """Step 8: traffic moves to the candidate by steps, each watched, and back to stable at the first breach."""
 
 import math
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -9,10 +8,18 @@ from headway.domain.release import ReleasePlan
 from headway.domain.traffic import Route
 from headway.domain.value import Value
 from headway.errors import CanaryFailed, Conflict
+from headway.judge import live
 from headway.ports import Clusters, Metrics, Traffic
 
-MIN_REQUESTS = 20
-"""Live requests of a side below which its mean latency says nothing."""
+SHUT_OUT = 2
+"""How often the gateway may shut the candidate out in a step (three failed connections or five errors in a row). Then
+stable answers its requests, so with much traffic hardly any fail, however broken it is: this count shows it still."""
+BEFORE = timedelta(seconds=600)
+"""Stretch before a step by which stable's latency is fixed for it."""
+ANEW_EVERY = timedelta(seconds=30)
+ANEW_LATEST = 10
+"""Evidence is collected from the step on, and anew from these moments, so that an hour that went well does not hide
+what broke a minute ago."""
 
 
 class ShiftProgress(Value):
@@ -49,6 +56,12 @@ def tick(plan: ReleasePlan, *, traffic: Traffic, clusters: Clusters, metrics: Me
         )
     if route.stable is None:
         return _promote(plan, route, traffic, now)
+    if metrics.counting_since(now) is None:
+        return ShiftProgress(
+            phase="baking",
+            candidate_pct=route.candidate_pct,
+            detail="nobody reads the gateway's counters, so the next step waits; `headway up` starts what is down",
+        )
     since = datetime.fromisoformat(route.candidate_pct_since) if route.candidate_pct_since else now
     bake_ends = since + timedelta(seconds=plan.profile.shift.bake_s)
     if route.candidate_pct > 0 and now < bake_ends:
@@ -103,41 +116,87 @@ def _breach(plan: ReleasePlan, route: Route, clusters: Clusters, metrics: Metric
         return f"the candidate's cluster is {status.phase} ({status.reason or 'no reason given'})"
     if route.candidate_pct == 0 or route.candidate_pct_since is None:
         return None
+    gateway = _Gateway(metrics, plan.model, now)
     since = datetime.fromisoformat(route.candidate_pct_since)
-    candidate = _live(metrics, plan.model, "candidate", since, now)
-    stable = _live(metrics, plan.model, "stable", since, now)
-    limits = plan.profile.shift
-    if candidate["requests"] > 0:
-        error_pct = 100 * candidate["errors"] / candidate["requests"]
-        # One failure among a handful of requests says nothing about 1 %; more than one does.
-        if error_pct > limits.max_error_pct and candidate["errors"] > 1:
-            return (
-                f"{candidate['errors']:.0f} of {candidate['requests']:.0f} live requests failed on the candidate "
-                f"({error_pct:.1f} %); the limit is {limits.max_error_pct} %"
-            )
-    if min(candidate["ended"], stable["ended"]) >= MIN_REQUESTS and stable["seconds"] > 0:
-        ratio = (candidate["seconds"] / candidate["ended"]) / (stable["seconds"] / stable["ended"])
-        if ratio > limits.max_latency_ratio:
-            return (
-                f"live requests take {ratio:.2f} times as long on the candidate as on stable; "
-                f"the limit is {limits.max_latency_ratio}"
-            )
-    return None
+    starts = [(start, at) for start, at in starts_of_evidence(since, now) if gateway.was_read(at)]
+    shut_out = gateway.grown("headway_ejections_total", "candidate", starts[0][1]) if starts else 0.0
+    if shut_out >= SHUT_OUT:
+        return (
+            f"the gateway shut the candidate out {shut_out:.0f} times since the step, each time after several failed "
+            "requests in a row"
+        )
+    seen = [
+        live.Failures(
+            start,
+            gateway.grown("headway_request_errors_total", "candidate", at),
+            gateway.tried("candidate", at),
+        )
+        for start, at in starts
+    ]
+    failing = live.failing(seen, plan.profile.shift)
+    if failing or route.stable is None:
+        return failing
+    fixed = live.yardstick(gateway.between("stable", since - BEFORE, since), plan.profile.shift)
+    if fixed is None:
+        return None
+    ended = [
+        live.Ended(start, gateway.between("candidate", at, now), gateway.between("stable", at, now))
+        for start, at in starts
+    ]
+    return live.slowing(ended, fixed, route.candidate_pct / 100, plan.profile.shift)
 
 
-def _live(metrics: Metrics, model: str, side: str, since: datetime, now: datetime) -> Mapping[str, float]:
-    """Return what the gateway counted for a side since the step; missing data counts as nothing seen."""
+def starts_of_evidence(since: datetime, now: datetime) -> list[tuple[int, datetime]]:
+    """Return the moments from which evidence is collected: the step's own, and the latest of those that follow it."""
+    last = int((now - since) / ANEW_EVERY)
+    return [(0, since)] + [(i, since + i * ANEW_EVERY) for i in range(max(1, last - ANEW_LATEST + 1), last + 1)]
 
-    def grown(name: str) -> float:
-        labels = {"model": model, "side": side}
-        end = metrics.instant(name, labels, now)
-        start = metrics.instant(name, labels, since)
-        # A counter that fell was reset with the gateway; what it shows since then is what grew.
-        return 0.0 if end is None else end if start is None or end < start else end - start
 
-    return {
-        "requests": grown("headway_requests_total"),
-        "errors": grown("headway_request_errors_total"),
-        "ended": grown("headway_request_seconds_count"),
-        "seconds": grown("headway_request_seconds_sum"),
-    }
+class _Gateway:
+    """What the gateway counted for a model; every figure is read once."""
+
+    def __init__(self, metrics: Metrics, model: str, now: datetime) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._now = now
+        self._began = metrics.counting_since(now)
+        self._counts: dict[tuple[str, str, datetime], float] = {}
+        self._buckets: dict[tuple[str, datetime], live.Buckets] = {}
+
+    def was_read(self, at: datetime) -> bool:
+        """Tell whether it is known what the counters showed at a time; if not, nothing can be counted from it."""
+        return self._restarted(at, self._now) or self._metrics.counting_since(at) is not None
+
+    def grown(self, name: str, side: str, since: datetime) -> float:
+        """Return by how much a counter grew; what was never counted did not grow."""
+        end = self._count(name, side, self._now)
+        start = 0.0 if self._restarted(since, self._now) else self._count(name, side, since)
+        return end if start > end else end - start
+
+    def tried(self, side: str, since: datetime) -> float:
+        """Return how many attempts may have failed since then: those begun since, and those in flight at that time."""
+        return self.grown("headway_requests_total", side, since) + self._count("headway_requests_active", side, since)
+
+    def between(self, side: str, start: datetime, end: datetime) -> live.Buckets:
+        """Return how long the requests took that ended meanwhile."""
+        first = {} if self._restarted(start, end) else self._took(side, start)
+        last = self._took(side, end)
+        if first.get(live.ENDLESS, 0.0) > last.get(live.ENDLESS, 0.0):
+            return last
+        return live.grown(last, first)
+
+    def _restarted(self, start: datetime, end: datetime) -> bool:
+        """Tell whether the counters began at zero meanwhile."""
+        return self._began is not None and start < self._began <= end
+
+    def _count(self, name: str, side: str, at: datetime) -> float:
+        key = (name, side, at)
+        if key not in self._counts:
+            self._counts[key] = self._metrics.instant(name, {"model": self._model, "side": side}, at) or 0.0
+        return self._counts[key]
+
+    def _took(self, side: str, at: datetime) -> live.Buckets:
+        if (side, at) not in self._buckets:
+            labels = {"model": self._model, "side": side}
+            self._buckets[(side, at)] = self._metrics.instant_by("headway_request_seconds_bucket", labels, "le", at)
+        return self._buckets[(side, at)]

@@ -1,13 +1,30 @@
 """Task accuracy, an optional part of the canary: asked after the benchmark, of a candidate that has not lost yet."""
 
+from collections.abc import Callable
+
 from headway.domain.bench import Side
 from headway.domain.job import Job, JobStatus
-from headway.domain.release import Check, ReleasePlan, ReleaseRef
+from headway.domain.release import Check, ReleasePlan, ReleaseRef, Verdict
 from headway.domain.task_jobs import TaskResult, job_name, task_job
 from headway.domain.traffic import Route
 from headway.judge.tasks import task_checks
 from headway.ports import Clusters, Jobs, WeightStore
 from headway.release import canary
+
+
+def due(plan: ReleasePlan, ref: ReleaseRef, bench: JobStatus, jobs: Jobs, judged: Callable[[], Verdict]) -> bool:
+    """Tell whether tasks are asked: the profile has some, and the candidate has not lost the benchmark.
+
+    Args:
+        plan: The plan of the candidate.
+        ref: The release.
+        bench: Where the benchmark stands.
+        jobs: Knows whether the tasks were begun before.
+        judged: Makes the verdict of the ended benchmark.
+    """
+    if plan.profile.quality.tasks is None or bench.phase != "succeeded":
+        return False
+    return jobs.status(job_name(ref.release)).phase != "absent" or judged().decision != "ROLLBACK"
 
 
 def begin(

@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from headway.adapters.airflow_api import DagRun
+from headway.domain import engine_series
 from headway.domain.profile import Profile
 from headway.errors import ConfigError
+from headway.ports import Sample
 from tests.factories import make_profile
 from tests.fakes import (
     FakeClusters,
@@ -19,6 +22,8 @@ from tests.fakes import (
     FakeWeightStore,
 )
 from tests.unit.airflow.played import PlayedJobs
+
+ENGINE_SERIES = frozenset(name for series in engine_series.TABLE for name in series.stored)
 
 
 @dataclass
@@ -50,6 +55,16 @@ class NoChecks:
 
 
 @dataclass
+class EngineMetrics(FakeMetrics):
+    """Every engine gives all its series all the time, apart from what the test puts in."""
+
+    def range(self, name: str, labels: Mapping[str, str], start: datetime, end: datetime) -> Sequence[Sample]:
+        """Return what was put in; of an engine at least one reading."""
+        found = super().range(name, labels, start, end)
+        return found or [Sample(end, 1.0)] if "cluster" in labels and name in ENGINE_SERIES else found
+
+
+@dataclass
 class FakeBackend:
     """Every port, in memory."""
 
@@ -59,7 +74,7 @@ class FakeBackend:
     registry: FakeRegistry = field(default_factory=FakeRegistry)
     weights: FakeWeightStore = field(default_factory=FakeWeightStore)
     lease: FakeLease = field(default_factory=FakeLease)
-    metrics: FakeMetrics = field(default_factory=FakeMetrics)
+    metrics: FakeMetrics = field(default_factory=EngineMetrics)
     ledger: FakeLedger = field(default_factory=FakeLedger)
     runs: Any = field(default_factory=FakeRuns)
     checks: NoChecks = field(default_factory=NoChecks)

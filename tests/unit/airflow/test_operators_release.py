@@ -15,6 +15,7 @@ from operators.record import RecordOperator
 from operators.release import CanaryOperator, PlanOperator, QuantizeOperator, RolloutOperator, StageOperator
 from operators.select import SelectOperator
 from operators.triggers import ClusterTrigger, LeaseTrigger
+from tests.fakes import FakeMetrics
 from tests.unit.airflow import played
 from tests.unit.airflow.fake_backend import FakeBackend
 from tests.unit.airflow.model_files import put_model
@@ -424,3 +425,18 @@ def test_a_report_that_cannot_be_drawn_does_not_cost_the_verdict(
     assert outcome(world, 1) == "promoted"
     assert walked.ref is not None
     assert b"could not be drawn" in world.registry.reports[walked.ref["release"]][1]["report.html"]
+
+
+def test_a_candidate_whose_engine_reports_nothing_is_held_and_not_measured(
+    world: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards and dashboards would be blind to it, so a person looks first."""
+    monkeypatch.setattr(CanaryOperator, "first_metrics_s", 0.0)
+    world.metrics = FakeMetrics()
+
+    walked = walk()
+
+    assert outcome(world, 1) == "held"
+    assert "nothing was measured" in walked.reason
+    assert not [job for job in world.jobs.jobs.values() if job.program == "bench"]
+    assert world.traffic.route("tiny").candidate_pct == 0

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from headway.domain.bench import BlockSummary, RequestRecord, Side
 from headway.domain.profile import Canary
@@ -34,6 +34,8 @@ def make_run(
     paired: bool = True,
     blocks: int | None = None,
     alter: Alter | None = None,
+    placement: Sequence[int] = (0,),
+    hardware: float = 1.0,
 ) -> tuple[list[RequestRecord], list[BlockSummary]]:
     """Simulate a benchmark.
 
@@ -46,6 +48,8 @@ def make_run(
         paired: Whether there is a stable side.
         blocks: How many, if not all of the profile.
         alter: Changes or drops (none) each record.
+        placement: Which way round the machines are, block by block, over and over.
+        hardware: Latencies of one machine over the other one's; the candidate has it in placements 0 and 1.
     """
     rng = random.Random(seed)  # noqa: S311
     records: list[RequestRecord] = []
@@ -54,9 +58,11 @@ def make_run(
     for block in range(canary.blocks if blocks is None else blocks):
         luck = math.exp(rng.gauss(0, shared))
         start = now
+        placed = placement[block % len(placement)]
+        unequal = slower * (1 / hardware if placed == 2 else hardware)
         for index in range(canary.requests_per_block):
             now += rng.expovariate(1.0)
-            sides: tuple[tuple[Side, float], ...] = (("stable", 1.0), ("candidate", slower))
+            sides: tuple[tuple[Side, float], ...] = (("stable", 1.0), ("candidate", unequal))
             for side, factor in sides[0 if paired else 1 :]:
                 ttft = TTFT_S * luck * factor * math.exp(rng.gauss(0, spread))
                 tpot = TPOT_S * luck * factor * math.exp(rng.gauss(0, spread / 2))
@@ -79,7 +85,14 @@ def make_run(
                 if changed is not None:
                     records.append(changed)
         summaries.append(
-            BlockSummary(block=block, planned=canary.requests_per_block, started_s=start, ended_s=now, lag_p99_ms=1.0)
+            BlockSummary(
+                block=block,
+                planned=canary.requests_per_block,
+                placement=placed,
+                started_s=start,
+                ended_s=now,
+                lag_p99_ms=1.0,
+            )
         )
     return records, summaries
 

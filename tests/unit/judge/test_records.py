@@ -1,12 +1,13 @@
 """A records file that is not whole or not consistent never decides anything."""
 
+import json
 from collections.abc import Callable
 
 import pytest
 
 from headway.domain.bench import BlockSummary, RequestRecord
 from headway.errors import IntegrityError
-from headway.judge.records import block_line, faults, header_line, parse, request_line
+from headway.judge.records import block_line, faults, header_line, parse, request_line, write
 from tests.unit.judge.data import make_canary, make_run
 
 CANARY = make_canary(requests_per_block=4)
@@ -50,7 +51,13 @@ def test_damage_in_the_middle_is_an_error_with_its_line() -> None:
         parse(b"\n".join(lines))
 
 
-@pytest.mark.parametrize("content", [b"", b"hello\n", b"{}\n", b'{"run":{"schema_version":99}}\n'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"hello\n", b"{}\n", b"[]\n", b'{"run":7}\n', b'{"run":{"schema_version":99}}\n'),
+        *(b'{"run":{"schema_version":2}}\n', b'{"run":{"schema_version":2,"job_digest":7}}\n'),
+    ],
+)
 def test_a_foreign_file_is_refused(content: bytes) -> None:
     with pytest.raises(IntegrityError):
         parse(content)
@@ -94,6 +101,28 @@ def _other_prompt(records: list[RequestRecord]) -> list[RequestRecord]:
     ]
 
 
+def _gaps(*gaps_ms: float) -> Change:
+    return lambda records: [r.model_copy(update={"itl_ms": gaps_ms}) if r.index == 1 else r for r in records]
+
+
+def _no_tokens(records: list[RequestRecord]) -> list[RequestRecord]:
+    return [r.model_copy(update={"output_tokens": 0}) if r.index == 1 else r for r in records]
+
+
+def _no_first_token(records: list[RequestRecord]) -> list[RequestRecord]:
+    return [r.model_copy(update={"first_token_s": None}) if r.index == 1 else r for r in records]
+
+
+def _delayed_stable(records: list[RequestRecord]) -> list[RequestRecord]:
+    return [r.model_copy(update={"injected_ms": 5.0}) for r in records]
+
+
+def _out_of_block(records: list[RequestRecord]) -> list[RequestRecord]:
+    """Both sides of one pair, so that nothing but the time is odd."""
+    late = {"scheduled_s": 1e4, "sent_s": 1e4, "first_token_s": 1e4 + 1, "ended_s": 1e4 + 2}
+    return [r.model_copy(update=late) if (r.block, r.index) == (1, 1) else r for r in records]
+
+
 def _stray(records: list[RequestRecord]) -> list[RequestRecord]:
     return [*records, *(records[k].model_copy(update={"block": 9}) for k in (0, 1))]
 
@@ -109,6 +138,13 @@ def _stray(records: list[RequestRecord]) -> list[RequestRecord]:
         (_two_models, "several models"),
         (_other_prompt, "differ in prompt"),
         (_stray, "was not run"),
+        (_gaps(-1.0), "negative gap"),
+        (_gaps(1e5), "add up to more"),
+        (_gaps(*(0.0,) * 99), "more chunks"),
+        (_no_tokens, "less than one output token"),
+        (_no_first_token, "no first token"),
+        (_delayed_stable, "injected delay"),
+        (_out_of_block, "outside the time of their block"),
     ],
 )
 def test_each_inconsistency_is_named(change: Change, word: str) -> None:
@@ -124,3 +160,70 @@ def test_missing_and_doubled_blocks_are_named() -> None:
 
     assert any("numbered" in f for f in faults(records, [summaries[0], summaries[2]], CANARY, paired=True))
     assert any("numbered" in f for f in faults(records, [*summaries, summaries[2]], CANARY, paired=True))
+
+
+def test_blocks_that_overlap_in_time_are_named() -> None:
+    """The clock stepped between two blocks, or they are of several runs."""
+    records, summaries = make_run(CANARY, blocks=3)
+    stepped = summaries[1].model_copy(update={"started_s": summaries[1].started_s - 100})
+
+    assert any(
+        "clock stepped" in f for f in faults(records, [summaries[0], stepped, summaries[2]], CANARY, paired=True)
+    )
+
+
+def test_records_of_schema_1_are_read() -> None:
+    """Decisions that were made before the schema grew can still be replayed."""
+    records, summaries = make_run(CANARY, blocks=2)
+    lines = _file(records, summaries).replace(b'"schema_version":2', b'"schema_version":1').split(b"\n")
+    old = []
+    for line in lines[:-1]:
+        kind, value = next(iter(json.loads(line).items()))
+        grown = ("itl_ms", "injected_ms", "placement", "started_at", "dropped", "processes")
+        old.append(json.dumps({kind: {k: v for k, v in value.items() if k not in grown}}).encode())
+
+    run = parse(b"\n".join([*old, b""]).replace(b'{"block": {', b'{"block":{'))
+
+    assert (list(run.records), list(run.summaries)) == (records, summaries)
+
+
+def test_the_file_is_written_with_schema_2() -> None:
+    assert json.loads(header_line("d" * 64))["run"]["schema_version"] == 2
+
+
+@pytest.mark.parametrize("value", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
+def test_a_time_that_is_no_number_is_damage(value: bytes) -> None:
+    """JSON has no such numbers, Python's reader takes them, and no comparison with them is ever true."""
+    content = _file(*make_run(CANARY, blocks=2))
+    where = content.index(b'"ended_s":') + len(b'"ended_s":')
+    damaged = content[:where] + value + content[content.index(b",", where) :]
+
+    with pytest.raises(IntegrityError, match="line 2 "):
+        parse(damaged)
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2), (0, 2, 1), (0, 0, 1)])
+def test_blocks_out_of_order_are_refused(order: tuple[int, ...]) -> None:
+    """The file was put together from pieces: whoever did it may have left some out."""
+    records, summaries = make_run(CANARY, blocks=3)
+    lines = [header_line("d" * 64)]
+    for block in order:
+        lines += [*(request_line(r) for r in records if r.block == block), block_line(summaries[block])]
+
+    with pytest.raises(IntegrityError, match="not that block"):
+        parse(("\n".join(lines) + "\n").encode())
+
+
+def test_a_request_in_the_part_of_another_block_is_refused() -> None:
+    lines = _file(*make_run(CANARY, blocks=3)).split(b"\n")
+    lines[2], lines[12] = lines[12], lines[2]
+
+    with pytest.raises(IntegrityError, match="not that block"):
+        parse(b"\n".join(lines))
+
+
+def test_a_whole_file_is_written_again_byte_for_byte() -> None:
+    """So the digest of the JSON lines names the run in any form that it is kept in."""
+    content = _file(*make_run(CANARY, blocks=3))
+
+    assert write(parse(content)) == content

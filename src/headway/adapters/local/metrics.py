@@ -4,13 +4,18 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from headway.adapters.local.layout import LocalLayout
-from headway.ports import Sample
+from headway.ports import UPTIME, Sample
 
 STALE = timedelta(seconds=60)
 """A last value that is older than this is no value any more; Prometheus uses five minutes for a slower scrape."""
+STRETCH_BYTES = 64 * 1024
+"""What is read through rather than halved once more."""
+
+Series = tuple[tuple[str, str], ...]
+"""All labels of a series, sorted."""
 
 
 class LocalMetrics:
@@ -25,10 +30,35 @@ class LocalMetrics:
 
     def instant(self, name: str, labels: Mapping[str, str], at: datetime) -> float | None:
         """Return the sum over matching series of the last value at or before `at`; none when there is no data."""
-        last: dict[tuple[tuple[str, str], ...], float] = {}
+        last: dict[Series, float] = {}
         for _, found in self._lines(at - STALE, at):
             last |= dict(_matching(found, name, labels))
         return sum(last.values()) if last else None
+
+    def instant_by(self, name: str, labels: Mapping[str, str], label: str, at: datetime) -> Mapping[str, float]:
+        """Return what `instant` does for each value of one more label; empty when there is no data."""
+        groups: dict[Series, dict[str, float]] = {}
+        for _, found in self._lines(at - STALE, at):
+            latest: dict[Series, dict[str, float]] = {}
+            for own, value in _matching(found, name, labels):
+                kept = dict(own)
+                if label in kept:
+                    latest.setdefault(tuple((k, v) for k, v in own if k != label), {})[kept[label]] = value
+            # A line replaces all of a series: after a restart fewer buckets hold something.
+            groups |= latest
+        totals: dict[str, float] = {}
+        for group in groups.values():
+            for key, value in group.items():
+                totals[key] = totals.get(key, 0.0) + value
+        return totals
+
+    def counting_since(self, at: datetime) -> datetime | None:
+        """Return when the gateway's counters last began at zero; none if nobody was reading the gateway at `at`."""
+        last = None
+        for moment, found in self._lines(at - STALE, at):
+            for _, value in _matching(found, UPTIME, {}):
+                last = moment - timedelta(seconds=value)
+        return last
 
     def range(self, name: str, labels: Mapping[str, str], start: datetime, end: datetime) -> Sequence[Sample]:
         """Return that sum over time; a gap is missing, never zero."""
@@ -48,25 +78,51 @@ class LocalMetrics:
 
 def _within(path: Path, start: datetime, end: datetime) -> Iterator[tuple[datetime, list[Any]]]:
     """Yield a file's lines in order; a line that is cut (the scraper is writing it) ends the file."""
-    if not path.exists():
+    try:
+        handle = path.open("rb")
+    except FileNotFoundError:
         return
-    for line in path.read_text().splitlines():
-        moment = line[7:].partition('"')[
-            0
-        ]  # {"at":"<moment>",...: parsed before the rest, because most lines are not asked for
-        try:
-            at = datetime.fromisoformat(moment)
-            if at > end:
+    with handle:
+        handle.seek(_first(handle, start))
+        for line in handle:
+            at = _moment(line)
+            if at is None or at > end:
                 return
             if at >= start:
-                yield at, json.loads(line)["samples"]
-        except ValueError:
-            return
+                try:
+                    yield at, json.loads(line)["samples"]
+                except ValueError:
+                    return
 
 
-def _matching(
-    samples: Sequence[Any], name: str, labels: Mapping[str, str]
-) -> Iterator[tuple[tuple[tuple[str, str], ...], float]]:
+def _first(handle: BinaryIO, start: datetime) -> int:
+    """Return a place in the file that begins a line, with every line at or after `start` behind it.
+
+    The lines are in the order of time and most are not asked for, so it is searched by halves.
+    """
+    low, high = 0, handle.seek(0, 2)
+    while high - low > STRETCH_BYTES:
+        middle = (low + high) // 2
+        handle.seek(middle)
+        handle.readline()
+        place = handle.tell()
+        at = _moment(handle.readline())
+        if place >= high or at is None or at >= start:
+            high = middle
+        else:
+            low = place
+    return low
+
+
+def _moment(line: bytes) -> datetime | None:
+    """Return the time of a line, `{"at":"<time>",...`; none if it is cut there."""
+    try:
+        return datetime.fromisoformat(line[7:].partition(b'"')[0].decode())
+    except ValueError:
+        return None
+
+
+def _matching(samples: Sequence[Any], name: str, labels: Mapping[str, str]) -> Iterator[tuple[Series, float]]:
     for series, own, value in samples:
         if series == name and labels.items() <= own.items():
             yield tuple(sorted(own.items())), float(value)

@@ -59,6 +59,10 @@ class S3WeightStore(OwnBucket):
         """Return a JSON object of headway's bucket, none if absent."""
         return self.client.read_json(join(self._bucket, key))
 
+    def put(self, uri: str, content: bytes) -> None:
+        """Store an object; one that is there is replaced."""
+        self.client.put(uri, content)
+
     def get_url(self, uri: str, *, expires_s: int = 3600) -> str:
         """Return an address with a signature in it. Raises NotFound when there is no such object."""
         self.client.head(uri)
