@@ -270,7 +270,7 @@ def test_engines_that_reported_nothing_meanwhile_hold() -> None:
     verdict = judged(jobs, store)
 
     assert verdict.decision == "HOLD"
-    assert {check.kind for check in verdict.checks if check.measured is None} == {"guard"}
+    assert {check.kind for check in verdict.checks if not check.passed} == {"guard", "contract"}
 
 
 def test_a_candidate_whose_engine_does_not_report_is_not_measured() -> None:

@@ -200,7 +200,7 @@ def finish(
         checks=(
             *_quality(plan, result, found.reference),
             *found.tasks,
-            *_guards(plan, result, route, metrics),
+            *_engines(plan, result, route, metrics),
         ),
         faults=tuple(checks.check(SUITE, record_rules.rows(run.records))) if checks and run.records else (),
         records_sha256=sha256,
@@ -269,20 +269,24 @@ def _quality(plan: ReleasePlan, result: BenchResult, reference: Reference | None
     return found
 
 
-def _guards(plan: ReleasePlan, result: BenchResult, route: Route, metrics: Metrics) -> list[Check]:
-    """Hold what the engines reported of themselves during the benchmark against each other."""
-    if not result.paired or route.stable is None or not result.started_at:
+def _engines(plan: ReleasePlan, result: BenchResult, route: Route, metrics: Metrics) -> list[Check]:
+    """Look at what the engines reported of themselves during the benchmark, the candidate's against stable's."""
+    if not result.started_at:
         return []
-    return guards.checks(
-        metrics,
-        plan.profile.canary.guards,
-        model=plan.model,
-        stable_cluster=route.stable.cluster,
-        candidate_cluster=plan.cluster.name,
-        start=datetime.fromisoformat(result.started_at),
-        end=datetime.fromisoformat(result.ended_at),
-        requests=sum(block.planned for block in result.blocks),
-    )
+    start, end = datetime.fromisoformat(result.started_at), datetime.fromisoformat(result.ended_at)
+    found = [reports(plan, metrics, end)]
+    if result.paired and route.stable is not None:
+        found += guards.checks(
+            metrics,
+            plan.profile.canary.guards,
+            model=plan.model,
+            stable_cluster=route.stable.cluster,
+            candidate_cluster=plan.cluster.name,
+            start=start,
+            end=end,
+            requests=sum(block.planned for block in result.blocks),
+        )
+    return found
 
 
 def _sides(plan: ReleasePlan, route: Route) -> dict[Side, tuple[str, str]]:
