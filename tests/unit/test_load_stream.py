@@ -51,7 +51,7 @@ def test_moments_are_those_of_the_text_however_the_network_cuts_the_stream(gaps:
         answer.feed(line[cut:], now)
         moments.append(now)
     answer.feed(text("", finish_reason="length") + b"data: [DONE]\n\n", now)
-    answer.close("m", now)
+    answer.close("m", 16, now)
 
     assert answer.first_token_s == moments[0]
     assert answer.itl_ms == pytest.approx([(b - a) * 1e3 for a, b in pairwise(moments)], abs=0.0005 + 1e-9)
@@ -64,7 +64,7 @@ def test_reasoning_and_content_are_text_and_a_role_is_not(key: str) -> None:
     answer.feed(event(choices=[{"delta": {key: "so"}}]), 2)
     answer.feed(event(choices=[{"delta": {"content": "on"}, "finish_reason": "stop"}]) + b"data: [DONE]\n", 3)
 
-    answer.close("m", 3)
+    answer.close("m", 16, 3)
 
     assert (answer.first_token_s, answer.itl_ms) == (2, [1000.0])
 
@@ -73,7 +73,7 @@ def test_a_last_line_without_its_end_counts() -> None:
     answer = Answer()
     answer.feed(text("a", finish_reason="stop") + b"data: [DONE]", 1)
 
-    answer.close("m", 1)
+    answer.close("m", 16, 1)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,10 @@ def test_a_last_line_without_its_end_counts() -> None:
         (b"data: \xff\n", "no JSON"),
         (b"data: 7\n", "no object"),
         (event(choices=["a"]), "choice that is no object"),
+        (event(message="EngineDeadError", code=500), "without choices"),
+        (b"event: error\n" + text("boom"), "error after HTTP 200"),
+        (text("", finish_reason="abort"), "finish reason 'abort'"),
+        (text("", finish_reason=["length"]), "finish reason"),
         (b"data: " + b"a" * 2**22, "line of more than"),
     ],
 )
@@ -114,7 +118,7 @@ def test_what_did_not_end_well_is_an_error(stream: bytes, words: str) -> None:
     answer.feed(stream, 0)
 
     with pytest.raises(StreamError, match=words):
-        answer.close("m", 0)
+        answer.close("m", 16, 0)
 
 
 json_values = st.recursive(
@@ -148,7 +152,7 @@ def test_any_stream_ends_in_a_record_that_can_be_written(lines: list[bytes]) -> 
     answer, error = Answer(), None
     try:
         answer.feed(b"\n".join(lines) + b"\n", 1)
-        answer.close("m", 2)
+        answer.close("m", 16, 2)
     except StreamError as fault:
         error = str(fault)
 
@@ -157,8 +161,26 @@ def test_any_stream_ends_in_a_record_that_can_be_written(lines: list[bytes]) -> 
 
 def test_lone_surrogates_from_a_server_do_not_break_the_records() -> None:
     answer = Answer()
-    answer.feed(b'data: {"model": "\\ud800m"}\n', 1)
+    answer.feed(b'data: {"model": "\\ud800m", "choices": []}\n', 1)
     with pytest.raises(StreamError) as fault:
         answer.feed(b'data: {"error": {"message": "\\ud800"}}\n', 1)
 
     assert request_line(record_of(answer, str(fault.value))).encode()
+
+
+@pytest.mark.parametrize("claimed", [2, 15, 17, 32])
+def test_an_answer_of_another_length_is_a_failure(claimed: int) -> None:
+    """A candidate that answers with 2 of 16 tokens, or claims 32, would otherwise look as fast as it likes."""
+    answer = Answer()
+    answer.feed(text("a", finish_reason="stop") + event(choices=[], usage={"completion_tokens": claimed}), 1)
+    answer.feed(b"data: [DONE]\n", 1)
+
+    with pytest.raises(StreamError, match=f"answered with {claimed} tokens, asked for exactly 16"):
+        answer.close("m", 16, 1)
+
+
+def test_an_event_name_holds_for_its_event_alone() -> None:
+    answer = Answer()
+    answer.feed(b"event: ping\n\nevent: message\n" + text("a", finish_reason="length") + b"data: [DONE]\n\n", 1)
+
+    answer.close("m", 16, 1)

@@ -1,6 +1,8 @@
 """The shipped profiles, their schema, and what a wrong folder of profiles is told."""
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,7 @@ from headway.errors import ConfigError
 from headway.judge.sequential import undecidable
 from headway.release import plan
 from headway.wiring import find_profile, load_profiles
-from tests.factories import make_llama_70b, make_selection, make_shape, make_validated
+from tests.factories import make_llama_70b, make_profile, make_selection, make_shape, make_validated
 
 FOLDER = Path(__file__).resolve().parents[2] / "profiles"
 
@@ -97,3 +99,23 @@ def test_every_fault_of_every_file_comes_in_one_text(tmp_path: Path) -> None:
     assert "did you mean `canary`?" in caught.value.message
     assert "b.yaml is not YAML" in caught.value.message
     assert "c.yaml is not a mapping" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"p50_margin": 7.5}, "7.5 is a share and means 750 %, more than 200 %; for 7.5 % write 0.075"),
+        ({"p95_margin": float("inf")}, "finite"),
+        ({"error_margin_pct": 500}, "less than or equal to 20"),
+        ({"error_margin_pct": 1e-310}, "greater than or equal to 0.001"),
+        ({"guards": {"max_waiting": float("inf")}}, "finite"),
+        ({"rate_per_s": float("inf")}, "finite"),
+        ({"arrivals": "replay"}, "names nothing to replay"),
+        ({"arrivals": "replay", "trace": "yesterday"}, "expected `history` or an s3:// address"),
+        ({"goodput": {"margin_pct": 1}}, "no limit"),
+    ],
+)
+def test_a_canary_that_could_decide_nothing_is_refused(change: dict[str, Any], words: str) -> None:
+    """Margins without end, or a percentage where a share belongs, would promote whatever comes."""
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        make_profile(canary=change)

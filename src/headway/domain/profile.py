@@ -4,14 +4,20 @@ import difflib
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from headway.domain.value import Value
 from headway.domain.weights import Scheme
 from headway.errors import ConfigError
 
 
-class Hardware(Value):
+class Section(Value):
+    """A part of a profile. No number in it is infinite: a limit without end is no limit, and hides a mistake."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class Hardware(Section):
     """What a replica runs on."""
 
     accelerator: str
@@ -20,7 +26,7 @@ class Hardware(Value):
     """Accelerators of one replica: the tensor parallel size."""
 
 
-class Engine(Value):
+class Engine(Section):
     """vLLM's settings. All of them are part of the cluster's digest: a change is a release."""
 
     max_model_len: int = Field(default=4096, ge=64)
@@ -35,7 +41,7 @@ class Engine(Value):
     """KV cache of a replica on CPU (`VLLM_CPU_KVCACHE_SPACE`); on accelerators vLLM takes what is left."""
 
 
-class Calibration(Value):
+class Calibration(Section):
     """Texts on which schemes that need activations are calibrated. Part of the artifact's digest."""
 
     uri: str | None = None
@@ -48,7 +54,7 @@ class Calibration(Value):
     """Least share of the rows by their `language`, such as `{de: 0.3}`; empty: not checked."""
 
 
-class Signer(Value):
+class Signer(Section):
     """Who must have signed a model (the signatures of the OpenSSF's model-signing)."""
 
     public_key: str | None = None
@@ -70,7 +76,7 @@ class Signer(Value):
         return self
 
 
-class Weights(Value):
+class Weights(Section):
     """How weights may be quantized, in order of preference, and who must have signed them."""
 
     schemes: tuple[Scheme, ...] = ("none",)
@@ -87,7 +93,7 @@ class Weights(Value):
     """The one chat template that may serve, by the sha256 in the report; none: any that passes the rules."""
 
 
-class Tasks(Value):
+class Tasks(Section):
     """Tasks of lm-evaluation-harness, answered by the served model (the step after the benchmark)."""
 
     names: tuple[str, ...] = Field(min_length=1)
@@ -130,7 +136,7 @@ class Tasks(Value):
         return self
 
 
-class Quality(Value):
+class Quality(Section):
     """Limits of the quality gate (design rule 13.6)."""
 
     max_ppl_ratio: float | None = Field(default=None, gt=1)
@@ -147,7 +153,7 @@ class Quality(Value):
     """Task accuracy through the served endpoint; none: not measured."""
 
 
-class Replicas(Value):
+class Replicas(Section):
     """Size of a cluster; applied in place."""
 
     min: int = Field(default=1, ge=1)
@@ -162,13 +168,13 @@ class Replicas(Value):
         return self
 
 
-class Goodput(Value):
+class Goodput(Section):
     """What a request must keep to count as good (goodput as vLLM's benchmark and DistServe define it)."""
 
     ttft_ms: float | None = Field(default=None, gt=0)
     tpot_ms: float | None = Field(default=None, gt=0)
     e2e_ms: float | None = Field(default=None, gt=0)
-    margin_pct: float = Field(default=2.0, gt=0)
+    margin_pct: float = Field(default=2.0, ge=0.001, le=20)
     """Percentage points of all sent requests by which the candidate's share of good ones may be lower."""
 
     @model_validator(mode="after")
@@ -178,18 +184,18 @@ class Goodput(Value):
         return self
 
 
-class Guards(Value):
+class Guards(Section):
     """Limits on what the engines report of themselves during the benchmark; they only take back, never promote."""
 
-    max_kv_cache_points: float = Field(default=10.0, gt=0)
+    max_kv_cache_points: float = Field(default=10.0, gt=0, le=100)
     """Percentage points by which the candidate's mean use of the KV cache may exceed stable's."""
-    max_preemptions_per_100: float = Field(default=1.0, gt=0)
+    max_preemptions_per_100: float = Field(default=1.0, gt=0, le=100)
     """Preempted sequences in 100 requests by which the candidate may exceed stable."""
-    max_waiting: float = Field(default=2.0, gt=0)
+    max_waiting: float = Field(default=2.0, gt=0, le=1000)
     """Mean number of queued requests by which the candidate may exceed stable."""
 
 
-class Trials(Value):
+class Trials(Section):
     """What repeated decisions of one kind came to."""
 
     metric: str = ""
@@ -208,7 +214,7 @@ class Trials(Value):
         return self.promoted + self.rolled_back + self.held
 
 
-class Evidence(Value):
+class Evidence(Section):
     """How often a canary with these margins was wrong on this hardware; `headway calibrate` writes it."""
 
     hardware: str
@@ -225,7 +231,11 @@ class Evidence(Value):
     trials: tuple[Trials, ...] = ()
 
 
-class Canary(Value):
+WIDEST_MARGIN = 2.0
+"""Three times as slow: wider than that a margin tells nothing, and is a percentage written as a share."""
+
+
+class Canary(Section):
     """The paired benchmark and its margins."""
 
     p50_margin: float = Field(default=0.075, gt=0)
@@ -233,7 +243,7 @@ class Canary(Value):
     p95_margin: float = Field(default=0.10, gt=0)
     p99_guard: float = Field(default=0.20, gt=0)
     """A 99th percentile that is surely worse by more than half of this takes back; it is too noisy to promote by."""
-    error_margin_pct: float = Field(default=0.5, gt=0)
+    error_margin_pct: float = Field(default=0.5, ge=0.001, le=20)
     """Upper bound, in percentage points, of how much more often the candidate may fail."""
     goodput: Goodput | None = None
     """Service level that requests are counted against; none: goodput is not judged."""
@@ -274,6 +284,27 @@ class Canary(Value):
     demo_margins: bool = False
     """Marks margins that only a demonstration may have; the report says so."""
 
+    @field_validator("p50_margin", "p95_margin", "p99_guard")
+    @classmethod
+    def _is_a_share(cls, value: float) -> float:
+        if value > WIDEST_MARGIN:
+            raise ValueError(
+                f"{value:g} is a share and means {value * 100:g} %, more than {WIDEST_MARGIN * 100:g} %; "
+                f"for {value:g} % write {value / 100:g}"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _replays_something(self) -> "Canary":
+        if self.arrivals == "replay" and not self.trace:
+            raise ValueError(
+                "canary.arrivals is replay, and canary.trace names nothing to replay; set it to `history` or to an "
+                "s3:// address of JSON lines"
+            )
+        if self.trace and self.trace != "history" and not self.trace.startswith("s3://"):
+            raise ValueError(f"canary.trace is {self.trace!r}; expected `history` or an s3:// address")
+        return self
+
     @model_validator(mode="after")
     def _looks_rise(self) -> "Canary":
         looks = list(self.looks)
@@ -282,7 +313,7 @@ class Canary(Value):
         return self
 
 
-class Shift(Value):
+class Shift(Section):
     """How traffic moves after the verdict."""
 
     steps_pct: tuple[int, ...] = (5, 25, 50, 100)
@@ -308,7 +339,7 @@ class Shift(Value):
         return self
 
 
-class Prescale(Value):
+class Prescale(Section):
     """Capacity before the peak; applied in place."""
 
     enabled: bool = False
@@ -319,14 +350,14 @@ class Prescale(Value):
     max_replicas_step: int = Field(default=2, ge=1)
 
 
-class Retention(Value):
+class Retention(Section):
     """What `sweep` keeps."""
 
     versions: int = Field(default=3, ge=1)
     record_days: int = Field(default=400, ge=1)
 
 
-class Deadlines(Value):
+class Deadlines(Section):
     """How long a step may take before the release fails and stable stays."""
 
     quantize_s: int = Field(default=7200, ge=60)
@@ -335,7 +366,7 @@ class Deadlines(Value):
     canary_s: int = Field(default=7200, ge=60)
 
 
-class Profile(Value):
+class Profile(Section):
     """One served model."""
 
     model: str = Field(min_length=1)

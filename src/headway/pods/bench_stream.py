@@ -19,7 +19,10 @@ MAX_LINE_BYTES = 2**22
 """Of a stream; longer ones are no tokens."""
 MAX_TEXT = 200
 """Characters of what a server says that are kept in a record."""
-MAX_COUNT = 10**9
+MAX_COUNT = 10_000_000
+"""Tokens that a server may claim; more is nonsense."""
+GOOD_ENDS = frozenset({"stop", "length", "tool_calls"})
+"""Finish reasons of a whole answer; `abort`, `error` and what else there is are failures."""
 ITL_DIGITS = 3
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 OWN_FAULTS = frozenset({errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM})
@@ -92,6 +95,7 @@ class Answer:
         self.output_tokens: int | None = None
         self.finished = False
         self.done = False
+        self._event = b""
         self._rest = b""
 
     def feed(self, data: bytes, now_s: float) -> None:
@@ -104,11 +108,21 @@ class Answer:
         if len(self._rest) > MAX_LINE_BYTES:
             raise StreamError(f"the stream holds a line of more than {MAX_LINE_BYTES} bytes")
         for line in lines:
-            if line.startswith(b"data:"):
+            if line.startswith(b"event:"):
+                self._event = line[6:].strip()
+            elif line.startswith(b"data:"):
                 self._take(line[5:].strip(), now_s)
+            elif not line.strip():
+                self._event = b""
 
-    def close(self, expected_model: str, now_s: float) -> None:
+    def close(self, expected_model: str, max_tokens: int, now_s: float) -> None:
         """Check the whole answer.
+
+        Args:
+            expected_model: Who was asked.
+            max_tokens: How many tokens were asked for. All answers are equally long, so one that is not did other work
+                than the one it is compared with.
+            now_s: When the stream ended.
 
         Raises:
             StreamError: If it is not a good one.
@@ -120,6 +134,10 @@ class Answer:
             raise StreamError("empty completion: the stream ended well and held no text")
         if self.model is not None and self.model != expected_model:
             raise StreamError(f"answered as model {self.model!r}, asked for {expected_model!r}")
+        if self.output_tokens is not None and self.output_tokens != max_tokens:
+            raise StreamError(
+                f"answered with {self.output_tokens} tokens, asked for exactly {max_tokens} (`ignore_eos`)"
+            )
 
     def _take(self, data: bytes, now_s: float) -> None:
         if data == b"[DONE]":
@@ -131,15 +149,16 @@ class Answer:
             raise StreamError(f"the stream holds a line that is no JSON: {data[:80]!r}") from None
         if not isinstance(event, dict):
             raise StreamError(f"the stream holds an event that is no object: {data[:80]!r}")
-        if event.get("error") or event.get("object") == "error":
+        if event.get("error") or event.get("object") == "error" or self._event == b"error":
             raise StreamError(f"error after HTTP 200: {_error_text(event)}")
         model = event.get("model")
         if isinstance(model, str):
             self.model = _plain(model)
         choices = event.get("choices")
-        if isinstance(choices, list):
-            for choice in choices:
-                self._choice(choice, now_s)
+        if not isinstance(choices, list):
+            raise StreamError(f"the stream holds an event without choices: {data[:80]!r}")
+        for choice in choices:
+            self._choice(choice, now_s)
         usage = event.get("usage")
         if isinstance(usage, dict):
             self.prompt_tokens, self.output_tokens = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
@@ -156,7 +175,10 @@ class Answer:
             else:
                 self.itl_ms.append(round((now_s - self.last_token_s) * 1e3, ITL_DIGITS))
             self.last_token_s = now_s
-        self.finished = self.finished or choice.get("finish_reason") is not None
+        reason = choice.get("finish_reason")
+        if reason is not None and not (isinstance(reason, str) and reason in GOOD_ENDS):
+            raise StreamError(f"the stream ended with finish reason {_plain(str(reason))!r}")
+        self.finished = self.finished or reason is not None
 
 
 async def send(
@@ -205,7 +227,7 @@ async def send(
             ) as response:
                 status = response.status
                 release = _plain(response.headers.get("x-headway-release", "")) or None
-                await _consume(response, answer, target, clock)
+                await _consume(response, answer, target, ask, clock)
     except StreamError as fault:
         error = str(fault)
     except aiohttp.ServerTimeoutError as problem:
@@ -241,14 +263,16 @@ async def send(
     )
 
 
-async def _consume(response: aiohttp.ClientResponse, answer: Answer, target: SideTarget, clock: Clock) -> None:
+async def _consume(
+    response: aiohttp.ClientResponse, answer: Answer, target: SideTarget, ask: Ask, clock: Clock
+) -> None:
     """Read a stream to its end. Raises StreamError if it is not a good answer of the target."""
     if response.status != 200:
         text = (await response.content.read(300)).decode(errors="replace")
         raise StreamError(_plain(f"HTTP {response.status}: {' '.join(text.split())}"))
     while data := await response.content.readany():
         answer.feed(data, clock.now())
-    answer.close(target.served_model, clock.now())
+    answer.close(target.served_model, ask.max_tokens, clock.now())
     release = response.headers.get("x-headway-release", target.release)
     if release != target.release:
         raise StreamError(f"answered by release {release!r}, asked for {target.release!r}")
