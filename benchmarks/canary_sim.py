@@ -3,7 +3,8 @@
     PYTHONPATH=src:. python -m benchmarks.canary_sim [--runs N] [--latencies ttft]
 
 Every row decides the same simulated benchmarks (`canary_sim_model`), with fixed seeds. headway's rows are made by the
-very function that decides a release (`headway.judge.rule.decide`) under the default margins.
+very function that decides a release (`headway.judge.rule.decide`) under the default margins. The rows of rates
+(`canary_sim_rates`) have no peers.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import numpy as np
 
 from benchmarks import canary_sim_peers as peers
 from benchmarks.canary_sim_model import BLOCKS, PERCENTS, REQUESTS, Cell, Floats, Luck, draw, measure
+from benchmarks.canary_sim_rates import RATE_CELLS, RateCell, decide_rates
 from headway.domain.profile import Canary
 from headway.judge.calibrate import clopper_pearson
 from headway.judge.quantiles import LATENCIES
@@ -76,6 +78,17 @@ def simulate(runs: int, cells: Sequence[Cell] = CELLS, kinds: Sequence[str] = KI
         Tally(cell, rule, int(found[0]), int(found[1]), int(found[2]), float(found[3]) / runs)
         for (cell, rule), found in counts.items()
     ]
+
+
+def simulate_rates(runs: int, cells: Sequence[RateCell] = RATE_CELLS, seed: int = SEED) -> list[Tally]:
+    """Decide many benchmarks whose sides differ in one rate alone; see `simulate`."""
+    tallies = []
+    for cell in cells:
+        outcome = decide_rates(np.random.default_rng((seed, runs)), runs, cell)
+        promoted, back = (int((outcome.decision == decision).sum()) for decision in (PROMOTE, ROLLBACK))
+        mean_blocks = float(outcome.blocks.mean())
+        tallies.append(Tally(cell.name, "headway", promoted, back, runs - promoted - back, mean_blocks))
+    return tallies
 
 
 def ours(logs: Floats, rule: Rule, placement: Sequence[int]) -> peers.Decided:
@@ -151,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--latencies", nargs="+", choices=KINDS, default=list(KINDS), help="what is judged")
     options = parser.parse_args(arguments)
     started = time.monotonic()
-    tallies = simulate(options.runs, kinds=options.latencies)
+    tallies = simulate(options.runs, kinds=options.latencies) + simulate_rates(options.runs)
     sys.stdout.write(
         f"{options.runs} benchmarks a row, {BLOCKS} blocks of {REQUESTS} requests a side, judged: "
         f"{', '.join(options.latencies)}; {time.monotonic() - started:.0f} s\n\n{table(tallies)}\n"

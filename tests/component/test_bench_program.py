@@ -98,7 +98,7 @@ def test_the_program_reads_its_prompts_and_hands_over_lines_and_table(candidate:
         job = make_job(
             None,
             candidate,
-            canary={"prompts": "s3://headway/prompts.jsonl", "arrivals": "replay"},
+            canary={"prompts": "s3://headway/prompts.jsonl", "arrivals": "replay", "trace": "history"},
             prompts_sha256=hashlib.sha256(prompts).hexdigest(),
             arrivals_s=tuple(k * k / 10 for k in range(20)),
             records_uri="s3://headway/bench/r/records.jsonl",

@@ -1,5 +1,6 @@
 """`headway judge` answers from files alone, and the same files give the same bytes."""
 
+import gzip
 import hashlib
 import subprocess
 import sys
@@ -83,6 +84,18 @@ def test_checks_of_the_basis_are_part_of_it(tmp_path: Path, capsys: pytest.Captu
     assert "it answers badly" in capsys.readouterr().out
 
 
+def test_margins_that_decide_in_place_of_the_basis_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each that differs, with both values; evidence is no margin."""
+    path, named = put(tmp_path), profile(tmp_path)
+
+    assert main(["judge", str(path), "--profile", str(named)]) == 0
+    assert "note" not in capsys.readouterr().out
+    named.write_text(named.read_text().replace("p50_margin: 0.5", "p50_margin: 0.07"))
+    assert main(["judge", str(path), "--profile", str(named)]) == 0
+    shown = capsys.readouterr().out
+    assert "the profile decides here, not the basis: p50_margin 0.07, not 0.5\n" in shown
+
+
 def test_without_a_basis_the_profile_decides_and_what_is_missing_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,7 +151,12 @@ def test_odd_records_hold(alter: Alter, word: str, tmp_path: Path, capsys: pytes
     ("content", "word"),
     [
         (b"", "records"),
-        (b"model: tiny\n", "not JSON"),
+        (b"model: tiny\n", "not a records file"),
+        (gzip.compress(CONTENT), "records.jsonl: this is not a records file: it is compressed by gzip"),
+        (CONTENT.replace(b"\n", b"\n" + b"[" * 200_000 + b"\n", 1), "line 2 of the records is not JSON"),
+        (CONTENT.replace(b'"release":"stable-1"', b'"release":"\\ud800"', 1), "line 2 of the records is not JSON"),
+        (CONTENT.replace(b'"release":"stable-1"', b'"release":"\xed\xa0\x80"', 1), "line 2 of the records is not JSON"),
+        (CONTENT.replace(b'"output_tokens":16', b'"output_tokens":1' + b"0" * 400, 1), "`output_tokens`"),
         (b'{"run":{"schema_version":9}}\n', "schema"),
         (b"PAR1 and nothing more", "Parquet"),
         (CONTENT[: len(CONTENT) // 2], "another release"),
@@ -158,6 +176,7 @@ def test_what_is_no_record_of_this_release_is_one_clear_error(
     assert captured.out == ""
     assert captured.err.startswith("error")
     assert word in captured.err
+    assert "--debug" not in captured.err
 
 
 def test_missing_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +189,8 @@ def test_missing_files_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "no.json" in capsys.readouterr().err
     (tmp_path / "basis.json").write_text("{}")
     assert main(["judge", str(path)]) == 1
-    assert "no basis" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"{tmp_path / 'basis.json'} is no basis of a decision: `release` is missing" in said
 
 
 def test_records_in_the_store_are_read_with_the_basis_beside_them(

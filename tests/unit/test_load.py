@@ -94,7 +94,6 @@ def test_a_trace_that_cannot_be_replayed_is_refused_by_its_line(content: bytes, 
 @pytest.mark.parametrize(
     ("canary", "words"),
     [
-        ({"arrivals": "replay"}, "names nothing to replay"),
         ({"arrivals": "replay", "trace": TRACE}, "and there is nothing"),
         ({"prompts": PROMPTS}, "and there is nothing"),
     ],

@@ -74,7 +74,9 @@ def test_a_recording_is_replayed_at_the_mean_rate_with_its_pattern(
 ) -> None:
     count = (len(recorded) - 1) * turns
 
-    found = arrivals_s(Canary(arrivals="replay", rate_per_s=rate_per_s), count, _RNG, recorded_s=recorded, first=0)
+    found = arrivals_s(
+        Canary(arrivals="replay", trace="history", rate_per_s=rate_per_s), count, _RNG, recorded_s=recorded, first=0
+    )
 
     assert found[-1] == pytest.approx(count / rate_per_s)
     scale = (count / rate_per_s) / (turns * recorded[-1])
@@ -83,7 +85,9 @@ def test_a_recording_is_replayed_at_the_mean_rate_with_its_pattern(
 
 def test_blocks_go_on_in_the_recording_where_the_last_one_ended() -> None:
     recorded = tuple(float(k * k) for k in range(11))
-    job = job_of(arrivals="replay", requests_per_block=4, rate_per_s=1, recorded=recorded, warmup_requests=0)
+    job = job_of(
+        arrivals="replay", trace="history", requests_per_block=4, rate_per_s=1, recorded=recorded, warmup_requests=0
+    )
     prompts = Prompts(job)
 
     blocks = [[ask.at_s for ask in prompts.block(number)] for number in range(5)]
@@ -95,7 +99,7 @@ def test_blocks_go_on_in_the_recording_where_the_last_one_ended() -> None:
 
 def test_a_replay_without_a_recording_is_refused() -> None:
     with pytest.raises(ConfigError, match="nothing to replay"):
-        Prompts(job_of(arrivals="replay")).block(0)
+        Prompts(job_of(arrivals="replay", trace="history")).block(0)
 
 
 @given(st.sampled_from(["poisson", "gamma", "constant"]), st.integers(0, 2**32), st.integers(0, 50))

@@ -87,6 +87,26 @@ def test_two_profiles_of_one_model_are_refused(tmp_path: Path) -> None:
         load_profiles(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("canary", "said"),
+    [
+        ("{goodput: {ttft: 5}}", "`canary.goodput.ttft`; did you mean `ttft_ms`?"),
+        ("{goodput: {zzz: 5}}", "`canary.goodput.zzz`; known keys here: ttft_ms, tpot_ms, e2e_ms, margin_pct"),
+        ("{evidence: {zzz: 5}}", "`canary.evidence.zzz`; known keys here: hardware, measured_at"),
+        ("{evidence: {trials: [{zzz: 5}]}}", "`canary.evidence.trials.0.zzz`; known keys here: metric, slower_pct"),
+        ("{guards: {max_wating: 5}}", "did you mean `max_waiting`?"),
+    ],
+)
+def test_an_unknown_key_of_any_section_is_told_the_known_ones(canary: str, said: str, tmp_path: Path) -> None:
+    """Of optional sections and of lists of them too."""
+    write(tmp_path, "a.yaml", f"model: a\nhardware: {{accelerator: cpu, per_replica: 1}}\ncanary: {canary}\n")
+
+    with pytest.raises(ConfigError) as caught:
+        load_profiles(tmp_path)
+
+    assert said in caught.value.message
+
+
 def test_every_fault_of_every_file_comes_in_one_text(tmp_path: Path) -> None:
     """Nobody wants to find mistakes one run at a time."""
     write(tmp_path, "a.yaml", "model: a\nhardware: {accelerator: cpu}\ncannary: {}\n")

@@ -1,6 +1,8 @@
 """The Parquet table of records says what the JSON lines say, and damage is told."""
 
+import contextlib
 import io
+import json
 from collections.abc import Callable
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -23,8 +25,9 @@ PARQUET = write(CONTENT)
 BASIS = basis_of(record_rules.parse(CONTENT), make_canary())
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-number = st.floats(allow_nan=False, allow_infinity=False)
-count = st.integers(-(2**63), 2**63 - 1)
+number = st.floats(-1e9, 1e9)
+milliseconds = st.floats(-1e12, 1e12)
+count = st.integers(0, 10_000_000)
 requests = st.builds(
     RequestRecord,
     side=st.sampled_from(["stable", "candidate"]),
@@ -43,8 +46,8 @@ requests = st.builds(
     served_model=st.none() | text,
     served_release=st.none() | text,
     error=st.none() | text,
-    itl_ms=st.lists(number, max_size=5).map(tuple),
-    injected_ms=number,
+    itl_ms=st.lists(milliseconds, max_size=5).map(tuple),
+    injected_ms=st.floats(0, 1e12),
     timed_out=st.booleans(),
 )
 summaries = st.builds(
@@ -89,6 +92,10 @@ def _table(change: Callable[[pa.Table], pa.Table]) -> bytes:
     sink = io.BytesIO()
     pq.write_table(change(pq.read_table(io.BytesIO(PARQUET))), sink)
     return sink.getvalue()
+
+
+def _as_bytes(value: object) -> bytes:
+    return json.dumps(value).encode()
 
 
 def _reversed(table: pa.Table) -> pa.Table:
@@ -142,3 +149,47 @@ def test_a_flipped_byte_decides_nothing(where: int, mask: int) -> None:
     if record_rules.write(run) != CONTENT:
         with pytest.raises(IntegrityError, match="another release"):
             decide(run, BASIS, content=bytes(damaged))
+
+
+@given(st.binary(max_size=300))
+@settings(max_examples=60, deadline=None)
+def test_any_bytes_are_a_run_or_the_one_error(content: bytes) -> None:
+    for any_file in (content, b"PAR1" + content, PARQUET + content, b"PAR1" + content + PARQUET[-4:]):
+        for function in (read, read_any):
+            with contextlib.suppress(IntegrityError):
+                function(any_file)
+
+
+metadata_values = st.recursive(
+    st.none() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=4,
+)
+
+
+@given(st.sampled_from([b"headway.run", b"headway.blocks"]), st.binary(max_size=50) | metadata_values.map(_as_bytes))
+@settings(max_examples=60, deadline=None)
+def test_any_header_is_a_run_or_the_one_error(key: bytes, value: bytes) -> None:
+    damaged = _table(lambda table: table.replace_schema_metadata({**table.schema.metadata, key: value}))
+
+    with contextlib.suppress(IntegrityError):
+        read(damaged)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [("output_tokens", 10**12, "`output_tokens` Input"), ("ended_s", 1e300, "`ended_s` Input")],
+)
+def test_figures_that_cannot_be_are_damage(column: str, value: float, reason: str) -> None:
+    def change(table: pa.Table) -> pa.Table:
+        where = table.schema.get_field_index(column)
+        field = table.schema.field(column)
+        return table.set_column(where, field, pa.array([value] * table.num_rows, field.type))
+
+    with pytest.raises(IntegrityError, match=reason):
+        read(_table(change))
+
+
+def test_columns_with_one_name_are_refused() -> None:
+    with pytest.raises(IntegrityError, match="Multiple matches"):
+        read(_table(lambda table: table.append_column(table.schema.field("block"), table.column("block"))))

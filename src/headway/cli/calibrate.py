@@ -1,5 +1,6 @@
 """`headway calibrate`: how often the canary of a profile is wrong, measured or from recorded blocks."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -41,16 +42,23 @@ PIPED_COLUMNS = 160
 def calibrate(  # noqa: PLR0917 - typer makes options of them
     profile: Annotated[str, typer.Option(help="Profile whose canary is tried: a file, or a model in `profiles/`.")],
     records: Annotated[
-        list[str] | None, typer.Argument(help="Recorded A/A benchmarks to draw blocks from. [default: measure now]")
+        list[str] | None, typer.Argument(help="Recorded A/A benchmarks to draw blocks from (default: measure now).")
     ] = None,
-    url_a: Annotated[str | None, typer.Option(help="Endpoint of one side. [default: the stack's stable]")] = None,
-    url_b: Annotated[str | None, typer.Option(help="Endpoint of the other side. [default: the same]")] = None,
+    url_a: Annotated[str | None, typer.Option(help="Endpoint of one side (default: the stack's stable).")] = None,
+    url_b: Annotated[str | None, typer.Option(help="Endpoint of the other side (default: the same).")] = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            help="Accelerator that was measured; must be the profile's. headway takes your word for it, as neither "
+            "records nor endpoints say. Needed except for the stack's own stable."
+        ),
+    ] = None,
     decisions: Annotated[int, typer.Option(min=2, help="Decisions of each kind to measure.")] = 20,
     inject_ms: Annotated[
-        float | None, typer.Option(min=0.1, help="Delay to inject. [default: the median's margin]")
+        float | None, typer.Option(min=0.1, help="Delay to inject (default: the median's margin).")
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="Where records are kept. [default: `calibrations` of the stack]")
+        Path | None, typer.Option(help="Where records are kept (default: `calibrations` of the stack).")
     ] = None,
     replays: Annotated[int, typer.Option(min=100, max=100_000, help="Decisions of each kind to draw.")] = 10_000,
     write: Annotated[bool, typer.Option("--write", help="Put the evidence into the profile file.")] = False,
@@ -61,6 +69,7 @@ def calibrate(  # noqa: PLR0917 - typer makes options of them
     if records and (url_a or url_b):
         raise ConfigError("give recorded benchmarks or endpoints to measure, not both")
     canary = named.profile.canary
+    _check_hardware(hardware, named.profile, known=not (records or url_a or url_b))
     if records:
         evidence, block_s = _drawn(records, named.profile, replays)
     else:
@@ -69,6 +78,8 @@ def calibrate(  # noqa: PLR0917 - typer makes options of them
             console, named.profile, kept, url_a=url_a, url_b=url_b, decisions=decisions, inject_ms=inject_ms
         )
     console.print(_table(evidence.trials, block_s))
+    if records:
+        console.print(_limits(evidence))
     spread = ", ".join(f"{name} {value * 100:.1f} %" for name, value in evidence.spread.items())
     console.print(f"{evidence.recorded_blocks} recorded blocks; spread of the ratio of equal sides: {spread or '-'}")
     wrong = flaw(canary.model_copy(update={"evidence": evidence}), named.profile.hardware.accelerator)
@@ -82,8 +93,39 @@ def calibrate(  # noqa: PLR0917 - typer makes options of them
         console.print(evidence_file.block(evidence), markup=False)
 
 
+def _check_hardware(given: str | None, profile: Profile, *, known: bool) -> None:
+    """Refuse evidence of unknown or other hardware; `known` is that the stack's own stable is measured."""
+    expected = profile.hardware.accelerator
+    if given is None and not known:
+        raise ConfigError(
+            f"neither records nor endpoints say what hardware was measured; the profile is for {expected}: add "
+            f"--hardware {expected} if it was that"
+        )
+    if given not in {None, expected}:
+        raise ConfigError(
+            f"--hardware is {given}, the profile is for {expected}: evidence of other hardware is none; give the "
+            f"profile for {given}, or records of {expected}"
+        )
+
+
+def _limits(evidence: Evidence) -> str:
+    """Say what the table does not know."""
+    return (
+        f"the intervals cover the drawing only, not the luck of the {evidence.recorded_blocks} recorded blocks; "
+        f"headway takes your word for the hardware ({escape(evidence.hardware)}), and that prompts and API were the "
+        "profile's"
+    )
+
+
 def _drawn(records: Sequence[str], profile: Profile, replays: int) -> tuple[Evidence, float]:
-    found = resample.resample([inputs.records(where).run for where in records], profile.canary, replays=replays)
+    runs = [inputs.records(where).run for where in records]
+    other = resample.unlike(runs, profile.canary, profile.model)
+    if other:
+        raise ConfigError(
+            "the recorded benchmarks are not of what the profile describes, so they say nothing about its margins:\n"
+            + "\n".join(f"  - {line}" for line in other)
+        )
+    found = resample.resample(runs, profile.canary, replays=replays)
     evidence = resample.evidence_of(found, profile.canary, hardware=profile.hardware.accelerator, measured_at=_now())
     return evidence, found.block_s
 
@@ -119,9 +161,14 @@ def _measured(
 
     equal = measured("aa", 0.0)
     ttft_ms = trials.median_ttft_ms(equal)
-    delay_ms = round(inject_ms or canary.p50_margin * ttft_ms, 2)
+    delay_ms = float(f"{inject_ms or canary.p50_margin * ttft_ms:.4g}")
     slower = measured(f"delay-{delay_ms:g}ms", delay_ms)
     seen = recovered([trial.run for trial in slower], delay_ms)
+    if math.isnan(seen.measured_ms):
+        raise ConfigError(
+            "the injected delay cannot be looked for: fewer than two blocks have pairs that both sides answered "
+            f"({trials.failures(slower)})"
+        )
     console.print(_say(seen))
     if not seen.found:
         raise ConfigError(

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headway.domain.profile import Profile
-from headway.errors import ConfigError, NotFound
+from headway.errors import ConfigError, IntegrityError, NotFound
 from headway.judge.records import Run
 from headway.pods.records_parquet import read_any
 from headway.settings import Settings
@@ -70,7 +70,10 @@ def records(where: str) -> Records:
         IntegrityError: It holds no records, or is damaged.
     """
     content = read(where)
-    return Records(content, read_any(content))
+    try:
+        return Records(content, read_any(content))
+    except IntegrityError as error:
+        raise IntegrityError(f"{where}: {error.message}", **error.facts) from error
 
 
 def beside(where: str, name: str) -> str:

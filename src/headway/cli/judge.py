@@ -29,9 +29,9 @@ NONE = "-"
 def judge(
     records: Annotated[str, typer.Argument(help="Records file: JSON lines or Parquet, here or at `s3://...`.")],
     profile: Annotated[
-        str | None, typer.Option(help="Profile (file or model) whose margins decide. [default: those of the basis]")
+        str | None, typer.Option(help="Profile (file or model) whose margins decide (default: those of the basis).")
     ] = None,
-    basis: Annotated[str | None, typer.Option(help="What the decision rested on. [default: basis.json beside]")] = None,
+    basis: Annotated[str | None, typer.Option(help="What the decision rested on (default: basis.json beside).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as canonical JSON, nothing else.")] = False,
 ) -> None:
     """Make a decision again from its records. The exit code is 0 whatever the answer, 1 if there is none."""
@@ -52,8 +52,9 @@ def judge(
         )
     else:
         verdict = replay.decide(run, found, canary, content=content)
-        if canary is not None and canary != found.canary:
-            console.print("[yellow]note[/] the profile's margins are not those that were in force")
+        other = _differences(canary, found.canary) if canary else []
+        if other:
+            console.print(f"[yellow]note[/] the profile decides here, not the basis: {escape('; '.join(other))}")
     if as_json:
         sys.stdout.write(canonical_json(verdict).decode())
         return
@@ -74,9 +75,15 @@ def _basis(records: str, given: str | None) -> Basis | None:
         return Basis.model_validate_json(content)
     except ValidationError as error:
         raise IntegrityError(
-            f"{where} is no basis of a decision: {error.errors(include_url=False)[0]['msg']}; it is damaged, or "
-            "another version wrote it"
+            f"{where} is no basis of a decision: {record_rules.fault(error)}; it is damaged, or another version "
+            "wrote it"
         ) from error
+
+
+def _differences(used: Canary, in_force: Canary) -> list[str]:
+    """Return which margins and other keys are not those that were in force; evidence decides nothing."""
+    here, there = used.to_json(), in_force.to_json()
+    return [f"{key} {here[key]}, not {there[key]}" for key in here if here[key] != there[key] and key != "evidence"]
 
 
 def _faults(run: Run) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """One line a request: what the load generator saw, what it was asked to do, and what it hands back."""
 
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
+from annotated_types import Ge, Le
 from pydantic import ConfigDict, Field, model_validator
 
 from headway.domain.profile import Canary, Quality
@@ -32,37 +33,44 @@ ANSWER_TOKENS = 64
 """Most tokens of an answer."""
 
 
+MAX_COUNT = 10_000_000
+"""Blocks, requests or tokens."""
+MAX_S = 1e9
+MAX_MS = 1e12
+"""Thirty years. No arithmetic on records within these bounds can overflow, so none of it needs to expect that."""
+
+
 class RequestRecord(Value):
     """One request of the benchmark. All times are seconds since the start of the run, by a monotonic clock."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    block: int
+    block: int = Field(ge=0, le=MAX_COUNT)
     side: Side
-    index: int
+    index: int = Field(ge=0, le=MAX_COUNT)
     """Position in the block; equal indexes on both sides carry the same prompt and the same scheduled arrival."""
     prompt_sha256: str
-    scheduled_s: float
-    sent_s: float
+    scheduled_s: float = Field(ge=-MAX_S, le=MAX_S)
+    sent_s: float = Field(ge=-MAX_S, le=MAX_S)
     release: str = ""
     """The release that was asked for."""
     sampled: bool = False
     """Whether the answer was drawn (temperature above 0) instead of greedy."""
-    first_token_s: float | None = None
+    first_token_s: float | None = Field(default=None, ge=-MAX_S, le=MAX_S)
     """First non-empty content or reasoning."""
-    ended_s: float | None = None
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    status: int | None = None
+    ended_s: float | None = Field(default=None, ge=-MAX_S, le=MAX_S)
+    prompt_tokens: int | None = Field(default=None, ge=0, le=MAX_COUNT)
+    output_tokens: int | None = Field(default=None, ge=0, le=MAX_COUNT)
+    status: int | None = Field(default=None, ge=0, le=MAX_COUNT)
     """HTTP status; none when no answer came."""
     served_model: str | None = None
     served_release: str | None = None
     """The answer's `x-headway-release`."""
     error: str | None = None
     """Why it failed; none if it ended well. An error after HTTP 200 is an error."""
-    itl_ms: tuple[float, ...] = ()
+    itl_ms: tuple[Annotated[float, Ge(-MAX_MS), Le(MAX_MS)], ...] = ()
     """Gaps between the chunks of text after the first (inter-token latency, vLLM's `itl`)."""
-    injected_ms: float = 0.0
+    injected_ms: float = Field(default=0.0, ge=0, le=MAX_MS)
     """Delay that the generator itself added before it sent the request: a known effect that must be found again."""
     timed_out: bool = False
     """Whether it failed by taking longer than `canary.request_timeout_s`."""
@@ -90,36 +98,36 @@ class BlockSummary(Value):
 
     model_config = ConfigDict(allow_inf_nan=False)
 
-    block: int
-    planned: int = 0
+    block: int = Field(ge=0, le=MAX_COUNT)
+    planned: int = Field(default=0, ge=0, le=MAX_COUNT)
     """Requests that each side was to get."""
     sent_first: Side = "stable"
     """The side that was asked first at every arrival; it alternates by block."""
-    placement: int = 0
+    placement: int = Field(default=0, ge=0, le=2)
     """Which way round the hardware was given to the sides: 1 or 2 where it is swapped, which is only done beside an
     unrouted baseline cluster, and 0 where it never is."""
     started_at: str = ""
     """UTC, ISO 8601: what the engines reported is looked up by it."""
-    started_s: float = 0.0
-    ended_s: float = 0.0
-    dropped: int = 0
+    started_s: float = Field(default=0.0, ge=-MAX_S, le=MAX_S)
+    ended_s: float = Field(default=0.0, ge=-MAX_S, le=MAX_S)
+    dropped: int = Field(default=0, ge=0, le=MAX_COUNT)
     """Requests that were due and never left."""
-    processes: int = 1
+    processes: int = Field(default=1, ge=0, le=MAX_COUNT)
     """Generator processes that shared the load."""
-    lag_p99_ms: float
+    lag_p99_ms: float = Field(ge=-MAX_MS, le=MAX_MS)
     """How late requests were sent against their schedule."""
-    cpu_pct: float = 0.0
+    cpu_pct: float = Field(default=0.0, ge=0, le=1e6)
     """Share of one core that the generator itself used."""
-    live_rate_per_s: float = 0.0
+    live_rate_per_s: float = Field(default=0.0, ge=0, le=1e9)
     """Stable's users' requests per second before this block, added to the candidate as unmeasured load."""
-    live_sent: int = 0
+    live_sent: int = Field(default=0, ge=0, le=MAX_COUNT)
     void: bool = False
     """The generator could not drive the block as scheduled, so its latencies say nothing."""
     stopped: bool = False
     """The block was ended early because a side failed hard; its latencies are not used, its failures are."""
     stable_alive: bool | None = None
     """Whether stable still answered after the candidate had failed hard; none if that was not asked."""
-    stable_oldest_s: float = 0.0
+    stable_oldest_s: float = Field(default=0.0, ge=-MAX_S, le=MAX_S)
     """Age of stable's oldest request that was given up when the block was ended early."""
     reason: str = ""
 

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -424,8 +424,17 @@ def _fault(item: Mapping[str, Any]) -> str:
 def _known_keys(path: list[str]) -> list[str]:
     node: type[BaseModel] = Profile
     for part in path:
-        annotation = node.model_fields[part].annotation if part in node.model_fields else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        if part.isdigit():  # position in a list, whose elements are the section that was found
+            continue
+        found = _section(node.model_fields[part].annotation) if part in node.model_fields else None
+        if found is None:
             return []
-        node = annotation
+        node = found
     return list(node.model_fields)
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    """Return the section that a key holds: itself, as `X | None`, or as a list of them."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _section(part)) is not None), None)

@@ -22,7 +22,8 @@ class Half(NamedTuple):
     uncounted: int
     """Answers that ended well and do not say how many tokens they have."""
     rates: tuple[Rate, ...]
-    """Requests that failed; then, if the profile says what a good one is, those that were not good."""
+    """Requests that failed; then, if the profile says what a good one is, those that were not good: of no request where
+    the block is unusable, because a failure is one whatever the block was like, and lateness is not."""
 
 
 class Pair(NamedTuple):
@@ -31,13 +32,15 @@ class Pair(NamedTuple):
     summary: BlockSummary
     halves: dict[Side, Half]
     unusable: str
-    """Why it cannot be used; empty if it can."""
+    """Why its latencies cannot be used; empty if they can."""
+    withheld: bool
+    """Whether that is for want of what the candidate's good answers should have said, where stable's did."""
 
     @property
     def ratios(self) -> dict[str, float | None]:
         """Candidate over stable for every latency metric; none where a side has no figure."""
         candidate, stable = self.halves["candidate"].figures, self.halves.get("stable")
-        return {name: _ratio(value, stable.figures[name] if stable else None) for name, value in candidate.items()}
+        return _ratios(candidate, stable.figures if stable else {})
 
 
 def measure(
@@ -53,7 +56,13 @@ def measure(
     """
     wanted: tuple[Side, ...] = ("stable", "candidate") if paired else ("candidate",)
     halves = {side: _half(sides.get(side, []), canary) for side in wanted}
-    return Pair(summary, halves, _unusable(summary, halves))
+    unusable, withheld = _unusable(summary, halves)
+    if unusable:
+        halves = {
+            side: half._replace(rates=(half.rates[0], *(Rate(0, 0) for _ in half.rates[1:])))
+            for side, half in halves.items()
+        }
+    return Pair(summary, halves, unusable, withheld)
 
 
 def as_run(pairs: Sequence[Pair]) -> rule.Blocks:
@@ -75,10 +84,10 @@ def as_run(pairs: Sequence[Pair]) -> rule.Blocks:
 
 
 def pooled(pairs: Sequence[Pair], side: Side) -> tuple[dict[str, float | None], tuple[Rate, ...]]:
-    """Return every latency metric and rate of one side over the requests of several blocks."""
-    halves = [pair.halves[side] for pair in pairs]
-    every = {a: np.concatenate([half.timings[a] for half in halves]) for a in (halves[0].timings if halves else {})}
-    rates = zip(*(half.rates for half in halves), strict=True)
+    """Return every latency metric of one side over the usable ones of several blocks, and every rate over all."""
+    used = [pair.halves[side].timings for pair in pairs if not pair.unusable]
+    every = {a: np.concatenate([timings[a] for timings in used]) for a in (used[0] if used else {})}
+    rates = zip(*(pair.halves[side].rates for pair in pairs), strict=True)
     return percentiles(every), tuple(Rate(sum(r.failed for r in of), sum(r.sent for r in of)) for of in rates)
 
 
@@ -89,33 +98,53 @@ def _half(records: Sequence[RequestRecord], canary: Canary) -> Half:
     return Half(taken, percentiles(taken), uncounted, (failure_rate(records), *bad))
 
 
-def _unusable(summary: BlockSummary, halves: dict[Side, Half]) -> str:
+def _unusable(summary: BlockSummary, halves: dict[Side, Half]) -> tuple[str, bool]:
+    """Return why a block's latencies cannot be used, and whether it is the candidate that withholds them."""
     number = summary.block + 1
     if summary.void or summary.stopped:
-        return f"block {number} is void: {summary.reason or 'stopped'}"
+        return f"block {number} is void: {summary.reason or 'stopped'}", False
     sent = {side: half.rates[0].sent for side, half in halves.items()}
     short = [f"{n} of {summary.planned} requests of {side}" for side, n in sent.items() if n != summary.planned]
     if short:
-        return f"block {number} has only {', '.join(short)}"
-    gaps = [
-        f"{side}'s {name}"
-        for side, half in halves.items()
-        for name, value in half.figures.items()
-        if value is None or not 0 < value < math.inf
-    ]
-    if gaps:
-        return f"block {number} lacks {', '.join(gaps)}"
+        return f"block {number} has only {', '.join(short)}", False
+    gaps = {
+        side: [name for name, value in half.figures.items() if not _positive(value)] for side, half in halves.items()
+    }
+    lacks = [f"{side}'s {name}" for side, names in gaps.items() for name in names]
     # The others would be a selection: an engine may count short answers and forget long ones.
-    uncounted = [f"{half.uncounted} answers of {side}" for side, half in halves.items() if half.uncounted]
-    return f"block {number} has {', '.join(uncounted)} without a token count, so no tpot" if uncounted else ""
+    uncounted = {side: half.uncounted for side, half in halves.items() if half.uncounted}
+    withheld = not gaps.get("stable") and not uncounted.get("stable")
+    if lacks:
+        return f"block {number} lacks {', '.join(lacks)}", withheld
+    if uncounted:
+        answers = ", ".join(f"{count} answers of {side}" for side, count in uncounted.items())
+        return f"block {number} has {answers} without a token count, so no tpot", withheld
+    if "stable" in halves:
+        ratios = _ratios(halves["candidate"].figures, halves["stable"].figures)
+        beyond = [name for name, ratio in ratios.items() if ratio is None]
+        if beyond:
+            return f"block {number} has sides too far apart to compare in {', '.join(beyond)}", False
+    return "", False
 
 
 def _rates(pairs: Sequence[Pair]) -> int:
     return len(pairs[0].halves["candidate"].rates) if pairs else 0
 
 
+def _positive(value: float | None) -> bool:
+    return value is not None and 0 < value < math.inf
+
+
+def _ratios(candidate: dict[str, float | None], stable: dict[str, float | None]) -> dict[str, float | None]:
+    return {name: _ratio(value, stable.get(name)) for name, value in candidate.items()}
+
+
 def _ratio(candidate: float | None, stable: float | None) -> float | None:
-    return candidate / stable if candidate and stable and candidate > 0 and stable > 0 else None
+    if candidate is None or stable is None or not (_positive(candidate) and _positive(stable)):
+        return None
+    # Of two numbers that are fine the one may still be too small for the other.
+    ratio = candidate / stable
+    return ratio if _positive(ratio) else None
 
 
 def _log(ratio: float | None) -> float:

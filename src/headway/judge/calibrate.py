@@ -20,6 +20,9 @@ from headway.judge.sequential import t_of
 MOST_FALSE_PROMOTION = 0.05
 """What the bound on promoting a candidate that is worse by a margin may be; the rule's own `ALPHA`."""
 CONFIDENCE = 0.95
+NEAR_MARGIN = 0.02
+"""How far from a margin, as a share of it, a trial counts as at it: what rounding of an injected delay costs. A
+candidate that is worse by more is easier to take back, and says nothing about the margin."""
 
 EVERY_REQUEST, SLOW_REQUESTS, FIRST_TOKEN = "p50", "p95", "ttft_p50"
 """`Trials.metric` of what was injected: every latency longer by the share; only those of each block's slowest requests,
@@ -122,7 +125,7 @@ def recovered(runs: Sequence[Run], injected_ms: float) -> Recovery:
 
 
 def _at_margin(trial: Trials, canary: Canary) -> bool:
-    """Tell the trials in which something is worse by about a margin: the hardest candidates that must not pass."""
+    """Tell the trials in which something is worse by a margin: the hardest candidates that must not pass."""
     margin_pct = {EVERY_REQUEST: canary.p50_margin, SLOW_REQUESTS: canary.p95_margin, FIRST_TOKEN: canary.p50_margin}
     wanted = margin_pct.get(trial.metric, math.inf) * 100
-    return wanted * 0.999 <= trial.slower_pct <= wanted * 1.25
+    return wanted * (1 - NEAR_MARGIN) <= trial.slower_pct <= wanted * (1 + NEAR_MARGIN)

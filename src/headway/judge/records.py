@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from headway.domain.bench import BlockSummary, RequestRecord, Side
 from headway.domain.profile import Canary
@@ -21,6 +22,7 @@ SCHEMA = 2
 READABLE = (1, 2)
 """Version 1 had neither gaps between chunks nor injected delays, and less about each block; what it lacks reads as the
 fields' defaults."""
+GZIP = b"\x1f\x8b"
 CLOCK_SLACK_S = 0.001
 """Timers of the event loop have a resolution of about a millisecond: a request may leave that much early."""
 
@@ -75,19 +77,12 @@ def parse(content: bytes) -> Run:
 
     Raises:
         IntegrityError: If the header is missing or of a foreign schema, a line before the last trailer is no record, or
-            requests do not stand before the trailer of their own block.
+            requests do not stand before the trailer of their own block. Nothing else, whatever the bytes are.
     """
     lines = content.split(b"\n")
     whole = lines[:-1]
     last_trailer = max((i for i, line in enumerate(whole) if line.startswith(b'{"block"')), default=-1)
-    header = _read(whole[0], 1) if whole else {}
-    job_digest = _job_digest(header)
-    if job_digest is None:
-        raise IntegrityError(
-            f"the records start with {(whole[0] if whole else content)[:80]!r}; expected a header of schema "
-            f"{' or '.join(map(str, READABLE))}; this is no records file, or it was cut or written by another version: "
-            "run the canary again"
-        )
+    job_digest = digest_of(_header(whole[0] if whole else content))
     records: list[RequestRecord] = []
     summaries: list[BlockSummary] = []
     section = 0
@@ -106,11 +101,44 @@ def parse(content: bytes) -> Run:
                 summaries.append(summary)
                 section = len(records)
             else:
-                raise IntegrityError(f"line {number} of the records is neither a request nor a block: {line[:80]!r}")
+                raise IntegrityError(f"line {number} of the records is neither a request nor a block")
         except ValidationError as error:
-            raise IntegrityError(f"line {number} of the records does not hold a valid record: {error}") from error
+            raise IntegrityError(
+                f"line {number} of the records does not hold a valid record: {fault(error)}"
+            ) from error
     size = sum(len(line) + 1 for line in whole[: max(last_trailer, 0) + 1])
     return Run(job_digest, tuple(records), tuple(summaries), size)
+
+
+def digest_of(header: object) -> str:
+    """Return the job's digest that a header names.
+
+    Args:
+        header: What stands under `run`.
+
+    Raises:
+        IntegrityError: It is no header, or of another schema.
+    """
+    named = header.get("job_digest") if isinstance(header, dict) else None
+    version = header.get("schema_version") if isinstance(header, dict) else None
+    if not isinstance(named, str) or not isinstance(version, int) or isinstance(version, bool):
+        raise IntegrityError(
+            'this is not a records file: its header is not {"run": {"schema_version": ..., "job_digest": ...}}'
+        )
+    if version not in READABLE:
+        raise IntegrityError(
+            f"the records are of schema {str(version)[:20]}; expected {' or '.join(map(str, READABLE))}: another "
+            "version wrote them"
+        )
+    return named
+
+
+def fault(error: ValidationError) -> str:
+    """Return the first thing that is wrong with a value, without the value: that may be long, and no text at all."""
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    said = "is missing" if first["type"] == "missing" else first["msg"]
+    return f"`{where}` {said}" if where else said
 
 
 def rows(records: Sequence[RequestRecord]) -> list[dict[str, Any]]:
@@ -244,6 +272,7 @@ def _pair_faults(records: Sequence[RequestRecord], summaries: Sequence[BlockSumm
         prompts.setdefault((r.block, r.index), set()).add((r.prompt_sha256, r.scheduled_s))
     unequal = sum(len(seen) > 1 for seen in prompts.values())
     found = [f"{unequal} pairs differ in prompt or scheduled arrival; both sides must get the same"] if unequal else []
+    found += _length_faults(records)
     whole = {s.block for s in summaries if not s.stopped and not s.void}
     sent = Counter(r.side for r in records if r.block in whole)
     if sent["stable"] != sent["candidate"]:
@@ -254,6 +283,23 @@ def _pair_faults(records: Sequence[RequestRecord], summaries: Sequence[BlockSumm
     return found
 
 
+def _length_faults(records: Sequence[RequestRecord]) -> list[str]:
+    """Find pairs whose sides did unequal work: a shorter answer is a faster one, whatever the release is like."""
+    pairs: dict[tuple[int, int], dict[Side, int]] = {}
+    for r in records:
+        if r.error is None and r.output_tokens is not None:
+            pairs.setdefault((r.block, r.index), {})[r.side] = r.output_tokens
+    unequal = [(key, tokens) for key, tokens in pairs.items() if len(set(tokens.values())) > 1]
+    if not unequal:
+        return []
+    (block, index), tokens = unequal[0]
+    text = (
+        f"{len(unequal)} pairs were answered at different lengths (first: block {block}, index {index}: stable "
+        f"{tokens['stable']}, candidate {tokens['candidate']} tokens); both sides are asked for exactly the same number"
+    )
+    return [text]
+
+
 def _line(kind: str, value: dict[str, Any]) -> str:
     return json.dumps({kind: value}, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
@@ -262,20 +308,27 @@ def _all_of(records: Sequence[RequestRecord], summary: BlockSummary) -> bool:
     return all(record.block == summary.block for record in records)
 
 
-def _job_digest(header: dict[str, Any]) -> str | None:
-    """Return the job's digest of a header that can be read, none of any other."""
-    run = header.get("run")
-    if not isinstance(run, dict) or run.get("schema_version") not in READABLE:
-        return None
-    found = run.get("job_digest")
-    return found if isinstance(found, str) else None
+def _header(line: bytes) -> object:
+    """Return what the first line holds under `run`. It may be anything, so no error shows it."""
+    if not line:
+        raise IntegrityError("this is not a records file: it is empty, or its first line is")
+    if line.startswith(GZIP):
+        raise IntegrityError("this is not a records file: it is compressed by gzip; unpack it first")
+    try:
+        found = from_json(line, allow_inf_nan=False)
+    except ValueError:
+        raise IntegrityError(
+            "this is not a records file: its first line is not JSON; expected JSON lines with a header, or Parquet"
+        ) from None
+    return found.get("run") if isinstance(found, dict) else None
 
 
 def _read(line: bytes, number: int) -> dict[str, Any]:
     try:
-        item = json.loads(line)
+        # Stricter than Python's reader: no NaN, no lone surrogates, bounded depth; and no other errors than this one.
+        item = from_json(line, allow_inf_nan=False)
     except ValueError as error:
-        raise IntegrityError(f"line {number} of the records is not JSON: {line[:80]!r}; the file is damaged") from error
+        raise IntegrityError(f"line {number} of the records is not JSON ({error}); the file is damaged") from error
     if not isinstance(item, dict):
-        raise IntegrityError(f"line {number} of the records is not an object: {line[:80]!r}")
+        raise IntegrityError(f"line {number} of the records is not an object; the file is damaged")
     return item

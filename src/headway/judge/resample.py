@@ -11,12 +11,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from headway.domain.bench import RequestRecord
+from headway.domain.bench import RequestRecord, Side
 from headway.domain.profile import Canary, Evidence, Trials
 from headway.domain.value import Value
 from headway.errors import ConfigError, IntegrityError
+from headway.judge import blocks, rule
 from headway.judge import records as record_rules
-from headway.judge import rule
 from headway.judge.calibrate import EVERY_REQUEST, SLOW_REQUESTS, rule_digest
 from headway.judge.metrics import goodput_rate
 from headway.judge.quantiles import LATENCIES, Floats, failure_rate, latencies, quantile
@@ -24,8 +24,8 @@ from headway.judge.records import Run
 from headway.judge.sequential import t_of
 
 REPLAYS = 10_000
-LEAST_BLOCKS = 10
-"""Fewer recorded blocks say too little about the spread of the next one."""
+RATE_TOLERANCE = 0.2
+"""By how much of the profile's rate the recorded arrivals may differ from it; few of them may by chance differ more."""
 SHARES_OF_MARGIN = (0.5, 1.0, 1.5, 2.0)
 UNEQUAL_LEVEL = 0.0005
 """One-sided level at which recorded sides are called unequal; of true A/A recordings one in a thousand is, a metric."""
@@ -68,35 +68,81 @@ def injections(canary: Canary) -> tuple[Injection, ...]:
     )
 
 
-def recorded(runs: Sequence[Run], canary: Canary) -> list[Block]:
-    """Return the usable pairs of blocks of recorded A/A benchmarks.
+def unlike(runs: Sequence[Run], canary: Canary, model: str) -> list[str]:
+    """Return in what recorded benchmarks are not those of a profile, one line each with what was found and expected.
+
+    Records know the model that answered, requests, arrivals and tokens; not the hardware, the prompts or the API.
+
+    Args:
+        runs: Recorded benchmarks.
+        canary: The profile's.
+        model: The profile's.
+    """
+    records = [r for run in runs for r in run.records]
+    good = [r for r in records if r.error is None]
+    found: list[str] = []
+    models = sorted({r.served_model for r in good if r.served_model is not None})
+    if good and models != [model]:
+        found.append(f"model: found {', '.join(models) or 'no name'}, expected {model}")
+    planned = sorted({s.planned for run in runs for s in run.summaries})
+    if planned and planned != [canary.requests_per_block]:
+        found.append(f"requests in a block: found {_listed(planned)}, expected {canary.requests_per_block}")
+    # A prompt set says for itself how long its answers are.
+    tokens = sorted({r.output_tokens for r in good if r.output_tokens is not None})
+    if tokens and canary.prompts is None and tokens != [canary.max_tokens]:
+        found.append(f"tokens of an answer: found {_listed(tokens)}, expected {canary.max_tokens}")
+    rate_per_s, gaps = _arrivals(runs)
+    slack = max(RATE_TOLERANCE, 3 * _luck(canary) / math.sqrt(max(gaps, 1)))
+    if gaps and not abs(rate_per_s / canary.rate_per_s - 1) <= slack:
+        found.append(f"arrivals a second on each side: found {rate_per_s:.3g}, expected {canary.rate_per_s:g}")
+    return found
+
+
+def recorded(runs: Sequence[Run], canary: Canary, *, least: int) -> list[Block]:
+    """Return the usable pairs of blocks of recorded A/A benchmarks; what the judge could not use is left out.
+
+    Args:
+        runs: Recorded benchmarks.
+        canary: The profile's.
+        least: How many there must be.
 
     Raises:
         IntegrityError: Records contradict themselves.
-        ConfigError: They are of another load than the profile's, or too few.
+        ConfigError: They carry a delay, are of another number of requests, or too few.
     """
     found: list[Block] = []
+    left_out: list[str] = []
     wanted = canary.requests_per_block
     for run in runs:
         faults = record_rules.faults(run.records, run.summaries, _as_long_as(canary, run), paired=True)
         if faults:
             raise IntegrityError(f"the recorded blocks are unfit to calibrate from: {faults[0]}", faults=faults)
+        if any(r.injected_ms for r in run.records):
+            raise ConfigError("the recorded blocks carry an injected delay; resampling needs equal sides (A/A)")
+        by_block: dict[int, dict[Side, list[RequestRecord]]] = {s.block: {} for s in run.summaries}
+        for record in run.records:
+            by_block[record.block].setdefault(record.side, []).append(record)
         for summary in run.summaries:
-            own = [r for r in run.records if r.block == summary.block]
-            stable, candidate = (tuple(r for r in own if r.side == side) for side in ("stable", "candidate"))
-            if summary.void or summary.stopped:
+            sides = by_block[summary.block]
+            pair = blocks.measure(summary, sides, canary)
+            if pair.unusable:
+                left_out.append(pair.unusable)
                 continue
-            if len(stable) != wanted or len(candidate) != wanted:
+            if summary.planned != wanted:
                 raise ConfigError(
-                    f"a recorded block has {len(stable)} and {len(candidate)} requests, the profile's have {wanted}; "
-                    "record blocks of the profile's own load"
+                    f"a recorded block has {summary.planned} requests, the profile's have {wanted}; record blocks of "
+                    "the profile's own load"
                 )
-            if any(r.injected_ms for r in candidate):
-                raise ConfigError("the recorded blocks carry an injected delay; resampling needs equal sides (A/A)")
+            both = tuple(sides["stable"]), tuple(sides["candidate"])
+            own = [*both[0], *both[1]]
             ends = [r.ended_s for r in own if r.ended_s is not None]
-            found.append(Block((stable, candidate), max(ends) - min(r.scheduled_s for r in own)))
-    if len(found) < LEAST_BLOCKS:
-        raise ConfigError(f"there are {len(found)} usable recorded blocks; resampling needs {LEAST_BLOCKS} or more")
+            found.append(Block(both, max(ends) - min(r.scheduled_s for r in own)))
+    if len(found) < least:
+        why = f" ({len(left_out)} cannot be used: {left_out[0]})" if left_out else ""
+        raise ConfigError(
+            f"there are {len(found)} usable recorded blocks{why}; at least {least} are needed, as many as a "
+            "decision of the profile may take: record more"
+        )
     return found
 
 
@@ -116,19 +162,19 @@ def resample(
         IntegrityError: Records contradict themselves.
         ConfigError: They are of another load, too few, or their sides were not equal.
     """
-    blocks = recorded(runs, canary)
-    base = _base(blocks)
+    kept = recorded(runs, canary, least=canary.blocks)
+    base = _base(kept)
     ratios = base[:, 1] - base[:, 0]
     if check_equal:
         _refuse_unequal(ratios)
     rng = np.random.default_rng(seed)
-    drawn = rng.integers(len(blocks), size=(replays, canary.blocks))
+    drawn = rng.integers(len(kept), size=(replays, canary.blocks))
     candidate = rng.integers(2, size=(replays, canary.blocks))
-    bad = _bad_counts(blocks, canary, Injection("", 0.0))
+    bad = _bad_counts(kept, canary, Injection("", 0.0))
     sent = np.full((canary.blocks, bad.shape[2], 2), float(canary.requests_per_block))
     trials = []
     for injection in injections(canary):
-        slow = _bad_counts(blocks, canary, injection) if canary.goodput else bad
+        slow = _bad_counts(kept, canary, injection) if canary.goodput else bad
         outcome = rule.decide(
             rule.Blocks(
                 base[drawn, candidate] + _added(injection) - base[drawn, 1 - candidate],
@@ -143,14 +189,14 @@ def resample(
     return Resampled(
         trials=tuple(trials),
         spread=_spread(ratios),
-        recorded_blocks=len(blocks),
-        block_s=_short(sum(block.seconds for block in blocks) / len(blocks)),
+        recorded_blocks=len(kept),
+        block_s=_short(sum(block.seconds for block in kept) / len(kept)),
     )
 
 
 def spread(runs: Sequence[Run], canary: Canary) -> dict[str, float]:
     """Return the standard deviation of the log ratio of recorded equal sides, by metric; raises as `recorded` does."""
-    base = _base(recorded(runs, canary))
+    base = _base(recorded(runs, canary, least=2))
     return _spread(base[:, 1] - base[:, 0])
 
 
@@ -159,12 +205,34 @@ def _spread(ratios: Floats) -> dict[str, float]:
     return {name: _short(float(value)) for (name, _, _), value in zip(LATENCIES, deviations, strict=True)}
 
 
-def _base(blocks: Sequence[Block]) -> Floats:
+def _base(kept: Sequence[Block]) -> Floats:
     """Return [block, side, metric]: the logs of the figures as they were recorded."""
-    base = np.array([[_logs(side) for side in block.sides] for block in blocks])
-    if np.isnan(base).any():
-        raise ConfigError("a recorded block lacks a latency: its requests failed; record blocks that are answered")
-    return base
+    return np.array([[_logs(side) for side in block.sides] for block in kept])
+
+
+def _arrivals(runs: Sequence[Run]) -> tuple[float, int]:
+    """Return how many requests a second were due on a side within the blocks, and of how many gaps that is known."""
+    due: dict[tuple[int, int, Side], list[float]] = {}
+    for number, run in enumerate(runs):
+        for r in run.records:
+            due.setdefault((number, r.block, r.side), []).append(r.scheduled_s)
+    # Sides are sent the same arrivals, so the second one says nothing new.
+    of = [moments for (_, _, side), moments in due.items() if side == "candidate" and len(moments) > 1]
+    gaps = sum(len(moments) - 1 for moments in of)
+    span_s = sum(max(moments) - min(moments) for moments in of)
+    return (gaps / span_s if span_s > 0 else math.inf), gaps
+
+
+def _luck(canary: Canary) -> float:
+    """Return the deviation of one gap between arrivals, as a share of their mean."""
+    if canary.arrivals == "gamma":
+        return 1 / math.sqrt(canary.burstiness)
+    # Recorded traffic is scaled as a whole; a part of it may be far from its mean.
+    return {"constant": 0.0, "poisson": 1.0, "replay": 3.0}[canary.arrivals]
+
+
+def _listed(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values)) if len(values) <= 3 else f"{values[0]} to {values[-1]}"
 
 
 def _as_long_as(canary: Canary, run: Run) -> Canary:
@@ -183,10 +251,10 @@ def _added(injection: Injection) -> Floats:
     return np.array([math.log1p(injection.share) if percent >= least else 0.0 for _, _, percent in LATENCIES])
 
 
-def _bad_counts(blocks: Sequence[Block], canary: Canary, injection: Injection) -> Floats:
+def _bad_counts(kept: Sequence[Block], canary: Canary, injection: Injection) -> Floats:
     """Return [block, side, rate]: failed requests, and those that were not good if the profile says what is good."""
     counts = []
-    for block in blocks:
+    for block in kept:
         of_block = []
         for side in block.sides:
             rates = [float(failure_rate(side).failed)]

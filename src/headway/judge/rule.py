@@ -16,10 +16,16 @@ The bounds of all looks hold together with the declared probability, so each loo
 
 Where the hardware of the two sides was swapped, their difference is part of every block's figure: with one sign in the
 one placement, with the other in the other one. The mean of the placements' means is free of it (a crossover).
+
+A rate has two intervals, and the wider one counts on either side: the t-interval over the blocks' differences, because
+requests of one block share their luck, and Newcombe's over all requests, because a t-interval has no width while
+nothing has failed. Where blocks differ more than independent requests would, Newcombe's counts as many fewer requests
+(the design effect: J. N. K. Rao, A. J. Scott, "A simple method for the analysis of clustered binary data", Biometrics
+48, 1992), so that few bad blocks among many do not pass for a small spread.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -83,8 +89,10 @@ class Blocks(NamedTuple):
     bad: Floats
     """[run, block, rate, side]: how many requests were bad; the candidate's first, then stable's."""
     sent: Floats
-    """[block, rate, side]: of how many."""
+    """[block, rate, side]: of how many; 0 where a block says nothing of that rate. One that is not usable may still
+    count."""
     usable: Sequence[bool]
+    """Whether its latencies count."""
     placement: Sequence[int]
 
 
@@ -145,8 +153,8 @@ def decide(blocks: Blocks, rule: Rule) -> Outcome:
         if share <= (shares[-1] if shares else 0.0):
             continue
         shares.append(share)
-        bad, sent = blocks.bad[active][:, use].sum(axis=1), blocks.sent[use].sum(axis=0)
-        mean, low, high = _bounds(blocks.ratios[active], groups, bad, sent, _levels(tuple(shares), rule))
+        bounds = _bounds(blocks, active, block, groups, _levels(tuple(shares), rule))
+        mean, low, high = (np.concatenate(pair, axis=1) for pair in bounds)
         # Bounds that hold at all looks at once may be intersected; an estimate outside of what was shown before means
         # that the blocks drift, and then only the present look counts.
         best_low[active], best_high[active] = np.fmax(best_low[active], low), np.fmin(best_high[active], high)
@@ -180,26 +188,55 @@ def crossover(values: Floats, groups: Sequence[Ints], low_levels: Sequence[float
         low_levels: One-sided level of each metric's lower bound.
         high_level: The same of all upper bounds.
     """
+    mean, error, freedom = _centre(values, groups)
+    below = np.array([t_of(level, freedom) for level in low_levels])
+    return mean, mean - below * error, mean + t_of(high_level, freedom) * error
+
+
+def _centre(values: Floats, groups: Sequence[Ints]) -> tuple[Floats, Floats, int]:
+    """Return the mean over the groups' means, its standard error and the degrees of freedom of that."""
     parts = [values[:, group] for group in groups]
     means = [part.mean(axis=1) for part in parts]
     freedom = sum(len(group) - 1 for group in groups)
     squares = np.sum([((p - m[:, None]) ** 2).sum(axis=1) for p, m in zip(parts, means, strict=True)], axis=0)
     mean: Floats = np.mean(means, axis=0)
-    error = np.sqrt(squares / freedom * sum(1 / len(group) for group in groups)) / len(groups)
-    below = np.array([t_of(level, freedom) for level in low_levels])
-    return mean, mean - below * error, mean + t_of(high_level, freedom) * error
+    error: Floats = np.sqrt(squares / freedom * sum(1 / len(group) for group in groups)) / len(groups)
+    return mean, error, freedom
 
 
-def _bounds(ratios: Floats, groups: Sequence[Ints], bad: Floats, sent: Floats, levels: _Levels) -> _Bounds:
-    """Return mean, lower and upper bound of every metric at this look alone."""
-    count = ratios.shape[-1]
-    of_ratios = crossover(ratios, groups, levels.low[:count], levels.high)
-    shares = bad / np.maximum(sent, 1.0)
-    means = shares[..., 0] - shares[..., 1]
-    z_low = np.array([z_of(level) for level in levels.low[count:]])
-    low, high = newcombe_bounds(bad, sent, z_low=z_low, z_high=np.full_like(z_low, z_of(levels.high)))
-    pairs = zip(of_ratios, (means, low, high), strict=True)
-    mean, low, high = (np.concatenate(pair, axis=1) for pair in pairs)
+def _bounds(
+    blocks: Blocks, runs: Ints, block: int, groups: Sequence[Ints], levels: _Levels
+) -> Iterator[tuple[Floats, Floats]]:
+    """Yield mean, lower and upper bound at this look alone, each of the latency metrics and of the rates."""
+    count = blocks.ratios.shape[-1]
+    of_ratios = crossover(blocks.ratios[runs], groups, levels.low[:count], levels.high)
+    of_rates = _rate_bounds(blocks, runs, block, _Levels(levels.low[count:], levels.high))
+    return zip(of_ratios, of_rates, strict=True)
+
+
+def _rate_bounds(blocks: Blocks, runs: Ints, block: int, levels: _Levels) -> _Bounds:
+    """Return the difference of the shares of all requests, and the wider of its two bounds on either side."""
+    found: list[_Bounds] = []
+    for rate, level in enumerate(levels.low):
+        bad, sent = blocks.bad[runs, :block, rate], blocks.sent[:block, rate]
+        told = np.flatnonzero((sent > 0).all(axis=1))
+        shares = bad / np.maximum(sent, 1.0)
+        own, error, freedom = _centre(shares[..., 0] - shares[..., 1], _placed(told, blocks.placement))
+        bad, sent = bad.sum(axis=1), np.maximum(sent.sum(axis=0), 1.0)
+        pooled = bad / sent
+        # Of a rate that is 0 or 1 on both sides there is no spread to compare with.
+        alone = np.maximum((pooled * (1 - pooled) / sent).sum(axis=1), np.finfo(float).tiny)
+        effect = np.maximum(1.0, error**2 / alone)[:, None, None]
+        low, high = newcombe_bounds(
+            bad[:, None] / effect, sent / effect, z_low=np.array([z_of(level)]), z_high=np.array([z_of(levels.high)])
+        )
+        low = np.minimum(low[:, 0], own - t_of(level, freedom) * error)
+        high = np.maximum(high[:, 0], own + t_of(levels.high, freedom) * error)
+        found.append((pooled[:, 0] - pooled[:, 1], low, high))
+    if not found:
+        none = np.zeros((len(runs), 0))
+        return none, none, none
+    mean, low, high = (np.stack(column, axis=1) for column in zip(*found, strict=True))
     return mean, low, high
 
 

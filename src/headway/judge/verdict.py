@@ -32,6 +32,8 @@ FIRST_BLOCKS = 3
 STATES: dict[int, Classified] = {rule.PASS: "pass", rule.UNDECIDED: "undecided", rule.FAIL: "fail"}
 GUARDS = frozenset(name for name, _, percent in LATENCIES if percent >= GUARD_PERCENT)
 SIDES: tuple[Side, Side] = ("stable", "candidate")
+MOST_WITHHELD = 1
+"""Blocks that may be unusable for want of what the candidate itself should have said."""
 DECISIONS: dict[int, Decision] = {rule.PROMOTE: "PROMOTE", rule.ROLLBACK: "ROLLBACK"}
 
 
@@ -226,6 +228,10 @@ class _Run:
         if decision == "ROLLBACK":
             worse = [say(e) for e in effects if e.verdict == "fail"]
             return self.end(decision, f"the candidate is worse than stable: {'; '.join(worse)}", worse)
+        withheld = [pair.unusable for pair in self.pairs[: self.blocks] if pair.withheld]
+        if len(withheld) > MOST_WITHHELD:
+            # They may be the very blocks in which it was slow.
+            return self.end("HOLD", f"the candidate's answers lack what stable's have: {withheld[0]}", withheld)
         told = [say(e) for e in effects if e.metric not in GUARDS]
         sentence = (
             f"the candidate is not worse than stable by more than the margins, after {self.blocks} of {self.total} "
@@ -234,8 +240,8 @@ class _Run:
         return self.end(decision, sentence, told)
 
     def _effects(self, seen: rule.Seen, declared: rule.Rule) -> tuple[MetricEffect, ...]:
-        used = [pair for pair in self.pairs[: seen.block] if not pair.unusable]
-        (stable, stable_rates), (candidate, candidate_rates) = (pooled(used, side) for side in SIDES)
+        so_far = self.pairs[: seen.block]
+        (stable, stable_rates), (candidate, candidate_rates) = (pooled(so_far, side) for side in SIDES)
         effects = []
         margins = [math.expm1(limit) for limit in declared.limits]
         bounds = [*zip(seen.mean[0], seen.low[0], seen.high[0], seen.state[0], strict=True)]
@@ -278,8 +284,8 @@ class _Run:
             return self.end(*fact)
         if self.blocks < self.total:
             return self.undecided()
-        used = [pair for pair in self.pairs if not pair.unusable]
-        figures, rates = pooled(used, "candidate")
+        usable = sum(not pair.unusable for pair in self.pairs)
+        figures, rates = pooled(self.pairs, "candidate")
         limits = (
             ("ttft_p95", "ms", figures.get("ttft_p95"), self.canary.first_ttft_p95_ms),
             ("tpot_p95", "ms", figures.get("tpot_p95"), self.canary.first_tpot_p95_ms),
@@ -296,11 +302,11 @@ class _Run:
             )
             for name, unit, value, limit in limits
         )
-        self.looks.append(Look(self.blocks, len(used), effects))
+        self.looks.append(Look(self.blocks, usable, effects))
         worse = [say(e) for e in effects if e.verdict == "fail"]
         if worse:
             return self.end("ROLLBACK", f"the first release breaks its absolute limits: {'; '.join(worse)}", worse)
-        if any(e.verdict == "undecided" for e in effects) or len(used) < self.valid_share * self.total:
+        if any(e.verdict == "undecided" for e in effects) or usable < self.valid_share * self.total:
             return self.undecided()
         told = [say(e) for e in effects]
         return self.end("PROMOTE", f"the first release keeps its absolute limits: {'; '.join(told)}", told)

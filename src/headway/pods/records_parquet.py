@@ -10,19 +10,22 @@ from collections.abc import Sequence
 from io import BytesIO
 from itertools import pairwise
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from headway.domain.bench import BlockSummary, RequestRecord
 from headway.errors import IntegrityError
 from headway.judge import records as record_rules
-from headway.judge.records import READABLE, SCHEMA, Run
+from headway.judge.records import SCHEMA, Run
 
 MAGIC = b"PAR1"
 """First bytes of every Parquet file."""
+UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError)
+"""What reading may end in where bytes are damaged: Arrow checks little of what a file says of itself."""
 RUN_KEY, BLOCKS_KEY = b"headway.run", b"headway.blocks"
 TYPES: dict[Any, pa.DataType] = {
     int: pa.int64(),
@@ -66,32 +69,33 @@ def read(content: bytes) -> Run:
     """
     try:
         table = pq.read_table(BytesIO(content), page_checksum_verification=True)
-    except (pa.ArrowException, OSError) as error:
+        metadata = table.schema.metadata or {}
+        odd = _odd(table.schema)
+    except UNREADABLE as error:
         raise IntegrityError(f"the records are not a whole Parquet file ({_line(error)}); copy them again") from error
-    metadata = table.schema.metadata or {}
-    wanted = schema()
     if RUN_KEY not in metadata or BLOCKS_KEY not in metadata:
         raise IntegrityError(
             f"the Parquet file has the columns {', '.join(table.schema.names)[:200]} and no header of headway's; it is "
             "no table of records"
         )
-    if not table.schema.equals(wanted):
-        odd = [name for name in {*table.schema.names, *wanted.names} if not _alike(table.schema, wanted, name)]
+    if odd:
         raise IntegrityError(
-            f"the table of records differs from schema {SCHEMA} in {', '.join(sorted(odd)) or 'the order of columns'}; "
-            "it was changed, or written by another version"
+            f"the table of records differs from schema {SCHEMA} in {odd[:200]}; it was changed, or written by another "
+            "version"
         )
     try:
-        header = json.loads(metadata[RUN_KEY])
-        if header["schema_version"] not in READABLE:
-            raise IntegrityError(f"the table of records has schema {header['schema_version']}; expected {SCHEMA}")
-        summaries = tuple(BlockSummary.model_validate(item) for item in json.loads(metadata[BLOCKS_KEY]))
+        job_digest = record_rules.digest_of(from_json(metadata[RUN_KEY]))
+        summaries = tuple(BlockSummary.model_validate(item) for item in from_json(metadata[BLOCKS_KEY]))
         records = tuple(RequestRecord.model_validate(row) for row in table.to_pylist())
-    except (ValidationError, ValueError, KeyError, TypeError) as error:
+    except ValidationError as error:
+        raise IntegrityError(
+            f"the table of records does not hold valid records: {record_rules.fault(error)}"
+        ) from error
+    except UNREADABLE as error:
         raise IntegrityError(f"the table of records does not hold valid records: {_line(error)}") from error
     if not _rises([r.block for r in records]) or not _rises([s.block for s in summaries]):
         raise IntegrityError("the table of records does not go block by block; its rows were reordered: copy it again")
-    return Run(str(header["job_digest"]), records, summaries)
+    return Run(job_digest, records, summaries)
 
 
 def read_any(content: bytes) -> Run:
@@ -111,16 +115,22 @@ def _field(name: str, annotation: Any) -> pa.Field:
     if get_origin(inner) is Literal:
         inner = str
     if get_origin(inner) is tuple:
-        kind: pa.DataType = pa.list_(pa.field("element", TYPES[get_args(inner)[0]], nullable=False))
+        element = get_args(inner)[0]
+        element = get_args(element)[0] if get_origin(element) is Annotated else element
+        kind: pa.DataType = pa.list_(pa.field("element", TYPES[element], nullable=False))
     else:
         kind = TYPES[inner]
     return pa.field(name, kind, nullable=optional)
 
 
-def _alike(found: pa.Schema, wanted: pa.Schema, name: str) -> bool:
-    if name not in found.names or name not in wanted.names:
-        return False
-    return bool(found.field(name).equals(wanted.field(name)))
+def _odd(found: pa.Schema) -> str:
+    """Name what differs from the schema that is written; empty if nothing does."""
+    wanted = schema()
+    if found.equals(wanted):
+        return ""
+    columns = [set(zip(one.names, map(str, one), strict=True)) for one in (found, wanted)]
+    names = sorted({name for name, _ in columns[0] ^ columns[1]})
+    return ", ".join(names) or "the order of columns"
 
 
 def _rises(blocks: Sequence[int]) -> bool:

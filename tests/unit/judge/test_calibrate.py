@@ -129,6 +129,16 @@ def test_each_flaw_is_named(canary: Canary, word: str) -> None:
     assert word in flaw(canary, "cpu")
 
 
+@pytest.mark.parametrize(
+    ("share", "at"), [(0.97, False), (0.98, True), (1.0, True), (1.02, True), (1.03, False), (1.25, False)]
+)
+def test_only_a_candidate_at_the_margin_is_evidence_for_it(share: float, at: bool) -> None:
+    """One that is worse by more is easier to take back: it would make the margin look safer than it is."""
+    trials = (Trials(metric=EVERY_REQUEST, slower_pct=7.5 * share, promoted=0, rolled_back=10_000, mean_blocks=9),)
+
+    assert (flaw(with_evidence(trials=trials), "cpu") == "") is at
+
+
 def test_real_trials_count_as_evidence() -> None:
     """A delay before every request makes the first token late by the margin of the median."""
     trials = (Trials(metric=FIRST_TOKEN, slower_pct=7.6, promoted=1, rolled_back=140, held=9, mean_blocks=8),)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.canary_sim import CELLS, judged, ours, simulate, table
+from benchmarks.canary_sim import CELLS, judged, ours, simulate, simulate_rates, table
 from benchmarks.canary_sim_model import (
     PERCENTS,
     REQUESTS,
@@ -20,6 +20,7 @@ from benchmarks.canary_sim_model import (
     ranks,
     survivals,
 )
+from benchmarks.canary_sim_rates import RateCell, failing, late
 from headway.domain.profile import Canary
 from headway.judge.rule import PROMOTE, rule_of
 
@@ -117,3 +118,61 @@ def test_blocks_are_counted_until_the_decision() -> None:
 
     # The latencies are sure by then; that fewer than 0.5 % of the requests fail takes 1,800 of them to show.
     assert (decision.tolist(), blocks.tolist()) == ([PROMOTE], [9])
+
+
+GOODPUT = RateCell("goodput", spread=SPREAD)
+NARROW = RateCell("narrow goodput", spread=0.1)
+FAILURES = RateCell("failures")
+
+
+def _rates(cell: RateCell) -> tuple[float, float, float]:
+    (found,) = simulate_rates(2 * RUNS, [cell])
+    return found.promoted / (2 * RUNS), found.rolled_back / (2 * RUNS), found.mean_blocks
+
+
+@pytest.mark.parametrize("cell", [GOODPUT, NARROW])
+def test_equal_goodput_of_blocks_that_differ_is_not_taken_back(cell: RateCell) -> None:
+    """Whoever takes the requests of a block for independent ones takes back a sixth of the narrow cell."""
+    assert _rates(cell._replace(worse=0))[1] < 0.005
+
+
+@pytest.mark.parametrize(("cell", "most"), [(GOODPUT, 0.06), (NARROW, 0.1)])
+def test_goodput_at_the_margin_is_rarely_promoted(cell: RateCell, most: float) -> None:
+    """Taken for independent requests 45 % of the narrow cell are promoted, where a block is all good or all bad."""
+    assert _rates(cell)[0] < most
+
+
+def test_failures_at_the_margin_are_rarely_promoted() -> None:
+    assert _rates(FAILURES)[0] < 0.05
+
+
+def test_failures_in_a_quarter_of_the_blocks_are_promoted_hardly_more_often_than_they_stay_away() -> None:
+    """In 7.5 % of these runs the first nine blocks have none, and no failure in nine blocks promotes."""
+    promoted, _, _ = _rates(FAILURES._replace(blocks_hit=1 / 4))
+
+    assert 0.06 < promoted < 0.1  # 8.5 %
+
+
+def test_no_failure_at_all_is_sure_after_nine_blocks() -> None:
+    assert _rates(FAILURES._replace(worse=0)) == (1.0, 0.0, 9.0)
+
+
+def test_failures_far_beyond_the_margin_are_taken_back() -> None:
+    promoted, back, blocks = _rates(FAILURES._replace(worse=10))
+
+    assert (promoted, back) == (0, 1)
+    assert blocks < 9
+
+
+@pytest.mark.parametrize("excess", [0.0, 0.02])
+def test_as_many_requests_are_late_as_the_cell_says(excess: float) -> None:
+    counts = late(np.random.default_rng(6), 4_000, 0.1, excess)
+
+    assert counts.mean(axis=(0, 1)) / REQUESTS == pytest.approx([0.1 + excess, 0.1], abs=0.003)
+
+
+def test_failures_come_in_as_many_blocks_as_the_cell_says() -> None:
+    counts = failing(np.random.default_rng(7), 4_000, 0.005, 1 / 10)
+
+    assert counts.mean(axis=(0, 1)) / REQUESTS == pytest.approx([0.005, 0.0], rel=0.03)
+    assert (counts[..., 0] > 0).mean() == pytest.approx(0.1, abs=0.003)

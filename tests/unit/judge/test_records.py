@@ -1,9 +1,14 @@
 """A records file that is not whole or not consistent never decides anything."""
 
+import gzip
 import json
+import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headway.domain.bench import BlockSummary, RequestRecord
 from headway.errors import IntegrityError
@@ -113,6 +118,10 @@ def _no_first_token(records: list[RequestRecord]) -> list[RequestRecord]:
     return [r.model_copy(update={"first_token_s": None}) if r.index == 1 else r for r in records]
 
 
+def _shorter(records: list[RequestRecord]) -> list[RequestRecord]:
+    return [r.model_copy(update={"output_tokens": 2}) if r.side == "candidate" else r for r in records]
+
+
 def _delayed_stable(records: list[RequestRecord]) -> list[RequestRecord]:
     return [r.model_copy(update={"injected_ms": 5.0}) for r in records]
 
@@ -144,6 +153,10 @@ def _stray(records: list[RequestRecord]) -> list[RequestRecord]:
         (_no_tokens, "less than one output token"),
         (_no_first_token, "no first token"),
         (_delayed_stable, "injected delay"),
+        (
+            _shorter,
+            "12 pairs were answered at different lengths (first: block 0, index 0: stable 16, candidate 2 tokens)",
+        ),
         (_out_of_block, "outside the time of their block"),
     ],
 )
@@ -153,6 +166,22 @@ def test_each_inconsistency_is_named(change: Change, word: str) -> None:
     found = faults(change(records), summaries, CANARY, paired=True)
 
     assert any(word in fault for fault in found), found
+
+
+def test_only_answers_are_compared_in_length() -> None:
+    """A failure and an answer without a count have no length, and a first release has nothing beside it."""
+    records, summaries = make_run(CANARY, blocks=3)
+    shorter = _shorter(records)
+
+    def found(update: dict[str, Any]) -> list[str]:
+        changed = [r.model_copy(update=update) if r.side == "candidate" else r for r in shorter]
+        return [f for f in faults(changed, summaries, CANARY, paired=True) if "lengths" in f]
+
+    assert found({})
+    assert not found({"error": "cut"})
+    assert not found({"output_tokens": None})
+    alone = [r for r in shorter if r.side == "candidate"]
+    assert not faults(alone, summaries, CANARY, paired=False)
 
 
 def test_missing_and_doubled_blocks_are_named() -> None:
@@ -227,3 +256,104 @@ def test_a_whole_file_is_written_again_byte_for_byte() -> None:
     content = _file(*make_run(CANARY, blocks=3))
 
     assert write(parse(content)) == content
+
+
+WHOLE = _file(*make_run(CANARY, blocks=2))
+LINES = WHOLE.split(b"\n")[:-1]
+
+
+def _lines(number: int, line: bytes) -> bytes:
+    """Return the file with another line in one place (counted from 1)."""
+    return b"\n".join([*LINES[: number - 1], line, *LINES[number:], b""])
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"[" * 200_000, "recursion limit"),
+        (b'{"request":' * 100_000, "recursion limit"),
+        (LINES[2].replace(b'"release":"candidate-1"', b'"release":"\\ud800"'), "hex escape"),
+        (LINES[2].replace(b'"release":"candidate-1"', b'"release":"\xed\xa0\x80"'), "unicode"),
+        (LINES[2].replace(b'"output_tokens":16', b'"output_tokens":1' + b"0" * 400), "`output_tokens` Input should be"),
+        (LINES[2].replace(b'"output_tokens":16', b'"output_tokens":1' + b"0" * 9000), "out of range"),
+        (LINES[2].replace(b'"status":200', b'"status":-' + b"9" * 400), "`status` Input should be greater"),
+        (LINES[2].replace(b'"injected_ms":0.0', b'"injected_ms":1e308'), "`injected_ms` Input should be less"),
+        (LINES[2].replace(b'"itl_ms":[]', b'"itl_ms":[1,-1e308]'), "`itl_ms.1` Input should be greater"),
+        (LINES[2].replace(b'"side":"candidate",', b""), "`side` is missing"),
+    ],
+)
+def test_a_line_that_cannot_be_is_one_error_with_its_number_and_reason(line: bytes, reason: str) -> None:
+    """One short sentence; what stands in the line may be long, or no text at all, and is not repeated."""
+    assert line not in LINES
+
+    with pytest.raises(IntegrityError) as caught:
+        parse(_lines(3, line))
+
+    assert caught.value.message.startswith("line 3 of the records ")
+    assert reason in caught.value.message
+    assert len(caught.value.message) < 200
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (gzip.compress(WHOLE), "compressed by gzip"),
+        (random.Random(1).randbytes(5000), "not JSON"),  # noqa: S311
+        (b"\x89PNG\r\n\x1a\n\x00\x00", "not JSON"),
+        (b"[" * 200_000 + b"\n", "not JSON"),
+        (WHOLE.decode().encode("utf-16"), "not JSON"),
+        (b"", "empty"),
+        (b'{"run":{"schema_version":2,"job_digest":7}}\n', "header"),
+        (b'{"run":{"schema_version":{},"job_digest":"d"}}\n', "header"),
+        (b'{"run":{"schema_version":true,"job_digest":"d"}}\n', "header"),
+    ],
+)
+def test_another_kind_of_file_is_named_in_one_sentence(content: bytes, reason: str) -> None:
+    with pytest.raises(IntegrityError) as caught:
+        parse(content)
+
+    assert caught.value.message.startswith("this is not a records file: ")
+    assert reason in caught.value.message
+    assert len(caught.value.message) < 120
+    assert caught.value.message.isascii()
+
+
+def _says(content: bytes) -> None:
+    """A run, which can be written and looked at, or the one error."""
+    try:
+        run = parse(content)
+    except IntegrityError:
+        return
+    assert parse(write(run)) == run._replace(whole_bytes=len(write(run)))
+    faults(run.records, run.summaries, CANARY, paired=True)
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.sampled_from([10**400, -(10**400), 1.7e308, -1.7e308, float("nan"), float("inf"), 5e-324, "\ud800", "[/bold]"])
+    | st.floats()
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.binary(max_size=200))
+@settings(deadline=None)
+def test_any_bytes_are_a_run_or_the_one_error(content: bytes) -> None:
+    _says(content)
+    _says(content + WHOLE)
+    _says(WHOLE + content)
+    _says(_lines(4, content))
+
+
+@given(st.integers(0, len(LINES) - 1), st.data())
+@settings(deadline=None, max_examples=200)
+def test_any_line_with_any_value_is_a_run_or_the_one_error(number: int, data: st.DataObject) -> None:
+    kind, value = next(iter(json.loads(LINES[number]).items()))
+    value[data.draw(st.sampled_from(sorted(value)))] = data.draw(json_values)
+    line = json.dumps({kind: value}, separators=(",", ":")).encode()
+
+    _says(b"\n".join([*LINES[:number], line, *LINES[number + 1 :], b""]))

@@ -1,18 +1,24 @@
 """The same records and basis give the same verdict, byte for byte; other records none."""
 
 import hashlib
+import json
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway.domain.bench import RequestRecord
+from headway.domain.profile import Goodput
 from headway.domain.release import Basis, Check
 from headway.domain.value import canonical_json
 from headway.errors import IntegrityError
 from headway.judge import records as record_rules
+from headway.judge.metrics import summary
 from headway.judge.records import Run
 from headway.judge.replay import basis_of, decide
 from tests.unit.judge.data import make_canary, make_run
@@ -21,6 +27,13 @@ CANARY = make_canary(blocks=4, requests_per_block=15)
 RECORDS, SUMMARIES = make_run(CANARY, seed=3)
 RUN = Run("d" * 64, tuple(RECORDS), tuple(s.model_copy(update={"sent_first": "stable"}) for s in SUMMARIES))
 CONTENT = record_rules.write(RUN)
+
+
+GOODPUT = CANARY.model_copy(update={"goodput": Goodput(ttft_ms=900, margin_pct=10)})
+
+
+def _words(annotation: object) -> list[str]:
+    return re.findall(r"\w+", str(annotation))
 
 
 def make_basis(**changes: Any) -> Basis:
@@ -144,6 +157,41 @@ def test_damaged_records_are_never_promoted(change: Change, seed: int) -> None:
     assert decide(run, basis_of(run, CANARY)).decision != "PROMOTE"
     with pytest.raises(IntegrityError):
         decide(run, make_basis(), content=content)
+
+
+EXTREMES = (-1e9, 1e9, -1e12, 1e12, 1e308, 5e-324, -0.0, 0, 1, 10_000_000, 2**63, None)
+
+
+@given(
+    side=st.sampled_from(["stable", "candidate"]),
+    blocks=st.sets(st.integers(0, 3), min_size=1),
+    name=st.sampled_from(
+        [name for name, info in RequestRecord.model_fields.items() if {"int", "float"} & set(_words(info.annotation))]
+    ),
+    value=st.sampled_from(EXTREMES) | st.floats(-1e12, 1e12),
+)
+@settings(max_examples=150, deadline=None)
+def test_no_figure_that_is_let_in_breaks_the_arithmetic(
+    side: str, blocks: set[int], name: str, value: float | None
+) -> None:
+    """Whole columns at the ends of what a record may hold: a verdict with finite numbers, or no records."""
+    changed = [value] * 3 if name == "itl_ms" else value
+    lines = []
+    for line in CONTENT.splitlines():
+        item = json.loads(line)
+        request = item.get("request")
+        if request and request["side"] == side and request["block"] in blocks:
+            request[name] = changed
+        lines.append(json.dumps(item, separators=(",", ":")))
+    try:
+        run = record_rules.parse(("\n".join(lines) + "\n").encode())
+    except IntegrityError:
+        return
+
+    with np.errstate(all="raise"):
+        verdict = decide(run, basis_of(run, GOODPUT))
+        figures = summary(run.records, GOODPUT.goodput)
+    json.dumps([verdict.to_json(), figures.to_json()], allow_nan=False)
 
 
 @given(step_s=st.floats(-3600, 3600).filter(lambda s: abs(s) > 60), block=st.integers(1, 3), in_block=st.booleans())

@@ -2,6 +2,8 @@
 
 import math
 import random
+import re
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,7 @@ from headway.domain.profile import Canary, Goodput, Trials
 from headway.errors import ConfigError, IntegrityError
 from headway.judge.calibrate import EVERY_REQUEST, SLOW_REQUESTS, flaw, rule_digest
 from headway.judge.records import Run
-from headway.judge.resample import Resampled, evidence_of, resample, spread
+from headway.judge.resample import Resampled, evidence_of, resample, spread, unlike
 from tests.unit.judge.data import Alter, make_canary, make_run
 
 CANARY = make_canary(blocks=20, requests_per_block=30, p50_margin=0.15, p95_margin=0.20, error_margin_pct=3.0)
@@ -109,10 +111,11 @@ def _other_release(record: RequestRecord) -> RequestRecord:
 @pytest.mark.parametrize(
     ("runs", "kind", "word"),
     [
-        ([], ConfigError, "0 usable"),
+        ([], ConfigError, "0 usable recorded blocks; at least 20"),
+        (recordings(make_canary(blocks=19, requests_per_block=30), count=1), ConfigError, "19 usable"),
         (recordings(make_canary(blocks=5, requests_per_block=30), count=1), ConfigError, "5 usable"),
         (recordings(make_canary(blocks=20, requests_per_block=8), count=1), ConfigError, "load"),
-        (recordings(alter=_failing), ConfigError, "failed"),
+        (recordings(alter=_failing), ConfigError, "0 usable .*40 cannot be used: block 1 lacks"),
         (recordings(alter=_injected), ConfigError, "equal sides"),
         (recordings(alter=_other_release), IntegrityError, "another release"),
     ],
@@ -129,6 +132,60 @@ def test_void_blocks_are_left_out() -> None:
     ]
 
     assert resample(runs, CANARY, replays=100).recorded_blocks == 38
+
+
+def test_blocks_that_the_judge_cannot_use_are_left_out() -> None:
+    """Its own rule: of an engine that counts short answers only, the counted ones are a selection."""
+
+    def uncounted(record: RequestRecord) -> RequestRecord:
+        return record.model_copy(update={"output_tokens": None}) if (record.block, record.index) == (3, 7) else record
+
+    assert resample(recordings(alter=uncounted), CANARY, replays=100).recorded_blocks == 38
+
+
+LIKE = CANARY.model_copy(update={"rate_per_s": 1.0, "max_tokens": 16})
+
+
+def test_recordings_of_the_profile_are_like_it() -> None:
+    assert unlike(recordings(), LIKE, "m") == []
+    assert unlike([], LIKE, "m") == []
+
+
+@pytest.mark.parametrize(
+    ("change", "model", "line"),
+    [
+        ({}, "big-70b", "model: found m, expected big-70b"),
+        ({"max_tokens": 4096}, "m", "tokens of an answer: found 16, expected 4096"),
+        ({"requests_per_block": 60}, "m", "requests in a block: found 30, expected 60"),
+        ({"rate_per_s": 1.5}, "m", r"arrivals a second on each side: found (0\.9|1\.|1 ).*, expected 1\.5"),
+        ({"rate_per_s": 0.75}, "m", "arrivals a second on each side: found .*, expected 0.75"),
+    ],
+)
+def test_what_is_not_the_profile_s_is_named(change: dict[str, Any], model: str, line: str) -> None:
+    """Found and expected; nothing else differs."""
+    found = unlike(recordings(), LIKE.model_copy(update=change), model)
+
+    assert len(found) == 1
+    assert re.fullmatch(line, found[0]), found
+
+
+def test_everything_that_differs_is_named_at_once() -> None:
+    other = LIKE.model_copy(update={"max_tokens": 4096, "rate_per_s": 999.0, "requests_per_block": 31})
+
+    assert len(unlike(recordings(), other, "big-70b")) == 4
+
+
+def test_a_prompt_set_says_how_long_answers_are() -> None:
+    assert unlike(recordings(), LIKE.model_copy(update={"max_tokens": 64, "prompts": "s3://b/p.jsonl"}), "m") == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_few_bursty_arrivals_may_miss_the_rate_by_chance(seed: int) -> None:
+    """Eight requests of Poisson arrivals: their rate spreads by a third."""
+    records, summaries = make_run(make_canary(blocks=2, requests_per_block=4), seed=seed)
+    canary = LIKE.model_copy(update={"requests_per_block": 4})
+
+    assert unlike([Run("d", tuple(records), tuple(summaries))], canary, "m") == []
 
 
 def test_more_blocks_than_the_profile_has_may_be_recorded() -> None:

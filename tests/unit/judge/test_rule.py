@@ -54,7 +54,7 @@ def _plain(run: Run) -> tuple[int, int]:
         shares.append(share)
         states = []
         for m, limit in enumerate([*RULE.limits, *RULE.rate_limits]):
-            mean, low, high = _plain_bounds(run, groups, m, tuple(shares))
+            mean, low, high = _plain_bounds(run, groups, m, tuple(shares), block)
             best[m] = max(best[m][0], low), min(best[m][1], high)
             low = best[m][0] if best[m][0] <= mean else low
             high = best[m][1] if best[m][1] >= mean else high
@@ -76,17 +76,40 @@ def _plain_share(run: Run, groups: list[list[int]], block: int) -> float:
     return min(1.0, len(groups) ** 2 / sum(1 / len(group) for group in groups) / RULE.blocks)
 
 
-def _plain_bounds(run: Run, groups: list[list[int]], m: int, shares: tuple[float, ...]) -> tuple[float, float, float]:
+def _plain_bounds(
+    run: Run, groups: list[list[int]], m: int, shares: tuple[float, ...], block: int
+) -> tuple[float, float, float]:
     weights = [1.0, 1.0, 0.1, 0.1]
     high_level = nominal_levels(shares, PROMOTE_ALPHA)[-1]
     low_level = nominal_levels(shares, ALPHA * weights[m] / sum(weights))[-1]
     if m == len(RULE.limits):
-        use = [k for group in groups for k in group]
-        ours, theirs = (Rate(sum(run.bad[k][side] for k in use), 50 * len(use)) for side in (0, 1))
-        bounds = newcombe(ours, theirs, z_low=z_of(low_level), z_high=z_of(high_level))
-        return ours.share - theirs.share, *bounds
-    means = [statistics.fmean(run.ratios[k][m] for k in group) for group in groups]
-    squares = sum((run.ratios[k][m] - own) ** 2 for group, own in zip(groups, means, strict=True) for k in group)
+        return _plain_rate(run, block, low_level, high_level)
+    return _plain_t([[run.ratios[k][m] for k in group] for group in groups], low_level, high_level)
+
+
+def _plain_rate(run: Run, block: int, low_level: float, high_level: float) -> tuple[float, float, float]:
+    """Every block counts, whether or not its latencies do."""
+    labels = sorted(set(run.placement[:block]))
+    differences = [(run.bad[k][0] - run.bad[k][1]) / 50 for k in range(block)]
+    own = [[differences[k] for k in range(block) if run.placement[k] == label] for label in labels]
+    _, t_low, t_high = _plain_t(own, low_level, high_level)
+    ours, theirs = (Rate(sum(run.bad[k][side] for k in range(block)), 50 * block) for side in (0, 1))
+    alone = sum(rate.share * (1 - rate.share) / rate.sent for rate in (ours, theirs))
+    # Half the width of a t-interval at a level at which its quantile is known.
+    error = (t_high - t_low) / (stats.t.isf(high_level, block - len(own)) + stats.t.isf(low_level, block - len(own)))
+    effect = max(1.0, error**2 / alone) if alone else 1.0
+    low, high = newcombe(
+        Rate(ours.failed / effect, ours.sent / effect),  # type: ignore[arg-type]  # a share of a request
+        Rate(theirs.failed / effect, theirs.sent / effect),  # type: ignore[arg-type]
+        z_low=z_of(low_level),
+        z_high=z_of(high_level),
+    )
+    return ours.share - theirs.share, min(low, t_low), max(high, t_high)
+
+
+def _plain_t(groups: list[list[float]], low_level: float, high_level: float) -> tuple[float, float, float]:
+    means = [statistics.fmean(group) for group in groups]
+    squares = sum((value - own) ** 2 for group, own in zip(groups, means, strict=True) for value in group)
     freedom = sum(len(group) - 1 for group in groups)
     error = math.sqrt(squares / freedom * sum(1 / len(group) for group in groups)) / len(groups)
     mean = statistics.fmean(means)
@@ -104,6 +127,8 @@ def runs(draw: st.DrawFn) -> Run:
     ratios = centre + noise * rng.standard_normal((blocks, 3)) * [1, 1.5, 4] + drift * np.arange(blocks)[:, None]
     worse = draw(st.sampled_from([0.0, 0.02, 0.2]))
     bad = [(int(rng.binomial(50, worse)), int(rng.binomial(50, 0.01))) for _ in range(blocks)]
+    burst = draw(st.sampled_from([0, 0, 4, 20]))
+    bad = [(ours + burst * (rng.random() < 0.2), theirs) for ours, theirs in bad]
     usable = [bool(rng.random() > draw(st.sampled_from([0.0, 0.0, 0.1]))) for _ in range(blocks)]
     swap = draw(st.sampled_from([[0], [1, 2], [0, 1], [1, 1, 2, 2], [1]]))
     return Run(ratios.tolist(), bad, usable, [swap[k % len(swap)] for k in range(blocks)])
