@@ -27,7 +27,8 @@ tests() { # SECONDS ARGUMENTS...
 heading "check"
 local/check.sh
 heading "unit and contract tests"
-tests 1200 tests/unit tests/contract
+tests 1200 tests/unit --numprocesses auto --dist worksteal
+tests 1200 tests/contract
 heading "documentation"
 local/docs.sh
 heading "component tests: real services"
