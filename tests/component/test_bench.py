@@ -43,8 +43,9 @@ def make_job(stable: FakeVllm | None, candidate: FakeVllm, **changes: Any) -> Be
         "max_tokens": 4,
         "warmup_requests": 2,
         # Wide, because these tests are about failures, and the machine that runs them may be busy.
-        "p50_margin": 30,
-        "p95_margin": 90,
+        "p50_margin": 2,
+        "p95_margin": 2,
+        "p99_guard": 2,
         "error_margin_pct": 15,
         "max_lag_ms": 5000,
         "request_timeout_s": 10,

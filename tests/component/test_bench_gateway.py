@@ -33,8 +33,9 @@ PLAN = make_plan(
             "rate_per_s": 25,
             "max_tokens": 4,
             "warmup_requests": 8,
-            "p50_margin": 30,
-            "p95_margin": 90,
+            "p50_margin": 2,
+            "p95_margin": 2,
+            "p99_guard": 2,
             "error_margin_pct": 12,
             "max_lag_ms": 5000,
         }

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from headway.domain.bench import RequestRecord
 from headway.judge.records import request_line
+from headway.pods.bench_drive import SHORT_S, core_pct
 from headway.pods.bench_stream import Answer, StreamError
 
 
@@ -184,3 +185,10 @@ def test_an_event_name_holds_for_its_event_alone() -> None:
     answer.feed(b"event: ping\n\nevent: message\n" + text("a", finish_reason="length") + b"data: [DONE]\n\n", 1)
 
     answer.close("m", 16, 1)
+
+
+@given(st.floats(0, 10), st.floats(-1, 10))
+def test_the_share_of_a_core_is_sane_however_short_a_block_was(cpu_s: float, wall_s: float) -> None:
+    """A warm-up without requests lasts no time at all."""
+    assert 0 <= core_pct(cpu_s, wall_s) <= 100 * cpu_s / SHORT_S
+    assert core_pct(0.5, 1.0) == 50

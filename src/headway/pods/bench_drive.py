@@ -33,6 +33,10 @@ class Share(Value):
     """Of the process."""
 
 
+SHORT_S = 0.1
+"""Over less than this, the share of a core says nothing."""
+
+
 class ShareEnd(Value):
     """How a share went on the generator's own side."""
 
@@ -94,8 +98,12 @@ async def drive(
         [fault] = await asyncio.gather(live, return_exceptions=True)
     if isinstance(fault, Exception):
         raise fault
-    wall_s = max(clock.now() - start_s, 1e-9)
-    return driver.end((time.thread_time() - cpu_s) / wall_s * 100)
+    return driver.end(core_pct(time.thread_time() - cpu_s, clock.now() - start_s))
+
+
+def core_pct(cpu_s: float, wall_s: float) -> float:
+    """Return which share of a core was used; 0 over a moment that is too short to tell."""
+    return 0.0 if wall_s < SHORT_S else cpu_s / wall_s * 100
 
 
 class _Driver:

@@ -21,7 +21,7 @@ from headway.domain.bench import BenchJob, BlockSummary, RequestRecord, Side
 from headway.errors import ConfigError
 from headway.judge.quantiles import quantile
 from headway.judge.verdict import hard_failure
-from headway.pods.bench_drive import Share, ShareEnd, allow_many_connections, drive, order_of, without_pauses
+from headway.pods.bench_drive import Share, ShareEnd, allow_many_connections, core_pct, drive, order_of, without_pauses
 from headway.pods.bench_prompts import Ask
 from headway.pods.bench_stream import Clock, make_session
 from headway.pods.bench_workers import Workers
@@ -178,7 +178,7 @@ class Load:
             self._workers = await self._stack.enter_async_context(Workers(self._job, self._clock))
         cpu_s, before_s = time.thread_time(), self._clock.now()
         start_s, ends = await self._workers.drive(shares, on_record=watch.take, stop=watch.stop)
-        own_pct = (time.thread_time() - cpu_s) / max(self._clock.now() - before_s, 1e-9) * 100
+        own_pct = core_pct(time.thread_time() - cpu_s, self._clock.now() - before_s)
         return start_s, [*ends, ShareEnd(cpu_pct=round(own_pct, 1))]
 
 
