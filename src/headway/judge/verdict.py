@@ -112,8 +112,9 @@ def analyse(
         records: Requests of the whole blocks, in any order.
         summaries: One for each block.
         canary: Margins and looks.
-        checks: Of the candidate's answers and of its engine. A failed one rolls back, one without a measurement holds,
-            and so does an engine that does not report what it should.
+        checks: Of the candidate's answers and of its engine. A failed one rolls back. Answers that could not be
+            measured hold; an engine that does not report what it should is never promoted, but a candidate that
+            crashed, or is slower, is taken back all the same.
         paired: Whether there is a stable side.
         faults: What other checks of the table found; each makes the records unfit.
     """
@@ -134,7 +135,9 @@ def analyse(
         fact = run.add(summary, stable, candidate)
         if fact:
             break
-    return run.decide(fact) if paired else run.first(fact)
+    analysis = run.decide(fact) if paired else run.first(fact)
+    silent = _silent(checks)
+    return run.end(*silent) if silent and analysis.verdict.decision == "PROMOTE" else analysis
 
 
 def _checked(checks: Sequence[Check]) -> tuple[Decision, str, list[str]] | None:
@@ -144,15 +147,20 @@ def _checked(checks: Sequence[Check]) -> tuple[Decision, str, list[str]] | None:
         what = "the candidate's engine does worse than allowed" if failed[0].kind == "guard" else ""
         sentence = f"{what or 'the candidate answers worse than allowed'}: {failed[0].sentence}"
         return "ROLLBACK", sentence, [c.sentence for c in failed]
-    missing = [c for c in checks if not c.passed]
+    missing = [c for c in checks if not c.passed and c.kind == "quality"]
     if missing:
-        what = {
-            "quality": "a quality figure is missing",
-            "guard": "a figure of the engines is missing",
-            "contract": "the candidate's engine does not report what it must",
-        }[missing[0].kind]
-        return "HOLD", f"{what}: {missing[0].sentence}", [c.sentence for c in missing]
+        return "HOLD", f"a quality figure is missing: {missing[0].sentence}", [c.sentence for c in missing]
     return None
+
+
+def _silent(checks: Sequence[Check]) -> tuple[Decision, str, list[str]] | None:
+    """Return what engines hold that did not report all; only where the records would promote."""
+    missing = [c for c in checks if not c.passed and c.kind != "quality"]
+    if not missing:
+        return None
+    contract = missing[0].kind == "contract"
+    what = "the candidate's engine does not report what it must" if contract else "a figure of the engines is missing"
+    return "HOLD", f"{what}: {missing[0].sentence}", [c.sentence for c in missing]
 
 
 class _Run:

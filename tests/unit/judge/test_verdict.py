@@ -200,6 +200,20 @@ def test_checks_of_the_engine_decide_before_any_statistics(
     assert "kv cache" in verdict.sentence
 
 
+@pytest.mark.parametrize("kind", ["guard", "contract"])
+def test_a_candidate_that_crashed_or_is_slower_goes_back_though_its_engine_reports_nothing(kind: str) -> None:
+    """A dead engine is silent; that must not turn its crash into a question for a person."""
+    silent = Check.model_validate(
+        {"name": "c", "measured": None, "limit": 10, "passed": False, "sentence": "no readings", "kind": kind}
+    )
+    records, summaries = make_run(CANARY)
+    crashed = [failed(r) if r.side == "candidate" and r.block == 2 else r for r in records]
+
+    assert "the candidate failed in block 3" in judge(crashed, summaries, CANARY, [silent]).sentence
+    assert judge(crashed, summaries, CANARY, [silent]).decision == "ROLLBACK"
+    assert judge(*make_run(CANARY, slower=5.0), CANARY, [silent]).decision == "ROLLBACK"
+
+
 def test_a_fault_that_was_measured_outweighs_what_is_missing() -> None:
     missing = Check(name="a", measured=None, limit=1, passed=False, sentence="no series", kind="contract")
     failed_one = Check(name="b", measured=9.0, limit=1, passed=False, sentence="nine preemptions", kind="guard")
