@@ -14,6 +14,7 @@ would otherwise need 12 blocks to show half a percent, without a single failure.
 import argparse
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.mock import port_of
 from headway.domain.bench import BenchJob, Side, SideTarget
 from headway.domain.profile import Canary
 from headway.errors import HeadwayError
@@ -49,7 +51,6 @@ CANARY = Canary(
 )
 KINDS: tuple[tuple[str, float], ...] = (("A/A", 1.0), ("A/B +15 %", SLOWER))
 RESULTS = "decisions.jsonl"
-START_S = 30.0
 
 
 class Made(NamedTuple):
@@ -85,22 +86,13 @@ def servers(folder: Path, number: int, factor: float) -> Iterator[tuple[SideTarg
             }
             words = [part for name, value in options.items() for part in (f"--{name}", str(value))]
             started.append(subprocess.Popen([sys.executable, "-m", "headway.pods.mock_vllm", *words]))
-            url = f"http://127.0.0.1:{_port(port_file, started[-1])}"
+            url = f"http://127.0.0.1:{port_of(started[-1], port_file)}"
             targets.append(SideTarget(side=side, base_url=url, served_model="m", release=side))
         yield tuple(targets)
     finally:
         for server in started:
             server.terminate()
             server.wait(10)
-
-
-def _port(file: Path, server: "subprocess.Popen[bytes]") -> str:
-    until = time.monotonic() + START_S
-    while not file.exists():
-        if server.poll() is not None or time.monotonic() > until:
-            raise SystemExit("a mock server did not start; run `python -m headway.pods.mock_vllm` to see why")
-        time.sleep(0.02)
-    return file.read_text()
 
 
 def decide(folder: Path, kind: str, number: int, factor: float) -> Made:
@@ -150,6 +142,8 @@ def main() -> None:
     parser.add_argument("--decisions", type=int, default=150, help="of each kind")
     parser.add_argument("--minutes", type=float, default=240.0)
     given: Any = parser.parse_args()
+    # As after Ctrl-C: the servers of the decision at work end too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     given.folder.mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + given.minutes * 60
     made = kept(given.folder)

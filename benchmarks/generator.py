@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.mock import port_of
 from headway.domain.bench import BenchJob, BlockSummary, RequestRecord, SideTarget
 from headway.domain.profile import Canary
 from headway.judge.quantiles import quantile
@@ -95,12 +96,7 @@ def mock_server(folder: Path, core: int) -> Iterator[str]:
     command = [sys.executable, "-m", "headway.pods.mock_vllm", "--port-file", str(port_file), *figures]
     server = subprocess.Popen(command, preexec_fn=lambda: os.sched_setaffinity(0, {core}))  # noqa: PLW1509 - one thread
     try:
-        until = time.monotonic() + 30
-        while not port_file.exists():
-            assert server.poll() is None, "the mock server ended"
-            assert time.monotonic() < until, "the mock server did not start in 30 s"
-            time.sleep(0.1)
-        yield f"http://127.0.0.1:{port_file.read_text()}"
+        yield f"http://127.0.0.1:{port_of(server, port_file)}"
     finally:
         server.terminate()
         server.wait(10)

@@ -130,11 +130,12 @@ def test_a_killed_program_leaves_no_worker_behind(stable: FakeVllm, candidate: F
     program = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env=environment)
     try:
         wait_for(lambda: len(stable.bodies) > 20, "the load")
-        assert len(_children(program.pid)) == 2
+        workers = _children(program.pid)
+        assert len(workers) == 2
     finally:
         program.kill()
         program.wait(10)
-    time.sleep(2)
+    wait_for(lambda: not [pid for pid in workers if Path(f"/proc/{pid}").exists()], "the end of the workers")
     before = len(stable.bodies)
     time.sleep(1)
 

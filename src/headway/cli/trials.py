@@ -7,20 +7,19 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import requests
 
 from headway.domain.bench import BenchJob, Side, SideTarget
 from headway.domain.profile import Canary, Trials
 from headway.domain.release import Decision, Verdict
-from headway.domain.value import canonical_json, digest, slug
+from headway.domain.value import canonical_json, digest
 from headway.errors import BackendError, BackendUnavailable, ConfigError, NotFound
 from headway.judge import replay
 from headway.judge.metrics import summary
 from headway.judge.records import Run, header_line, parse
 from headway.pods import bench
-from headway.release.canary import SIDE_HEADER
+from headway.release.canary import SIDE_HEADER, gateway_path
 
 ASK_TIMEOUT_S = 60.0
 RELEASE_HEADER = "x-headway-release"
@@ -85,8 +84,7 @@ def both_stable(model: str) -> tuple[SideTarget, SideTarget]:
     if stable is None:
         raise NotFound(f"{model} serves nothing that could be measured; release it first, or give --url-a", model=model)
     sides: tuple[Side, Side] = ("stable", "candidate")
-    # The gateway's path of a model is its name, if a URL can carry it as it is.
-    base_url = f"{backend.gateway_url.rstrip('/')}/{model if quote(model, safe='') == model else slug(model)}"
+    base_url = f"{backend.gateway_url.rstrip('/')}/{gateway_path(model)}"
     headers = {SIDE_HEADER: "stable"}
     found = [
         SideTarget(side=side, base_url=base_url, headers=headers, served_model=model, release=stable.release)

@@ -121,7 +121,7 @@ def make_job(
         targets=tuple(
             SideTarget(
                 side=side,
-                base_url=f"{gateway_url.rstrip('/')}/{_path(plan.model)}",
+                base_url=f"{gateway_url.rstrip('/')}/{gateway_path(plan.model)}",
                 headers={SIDE_HEADER: header},
                 served_model=plan.model,
                 release=release,
@@ -241,7 +241,7 @@ def silent(missing: Check) -> Verdict:
 
 def basis_uri(records_uri: str) -> str:
     """Return where the basis of a verdict lies: beside the records."""
-    return records_uri.rpartition("/")[0] + "/basis.json"
+    return f"{records_uri.rpartition('/')[0]}/{replay.BASIS_FILE}"
 
 
 def read_records(verdict: Verdict | None, weights: WeightStore) -> bytes | None:
@@ -305,7 +305,7 @@ def _sides(plan: ReleasePlan, route: Route) -> dict[Side, tuple[str, str]]:
     )
 
 
-def _path(model: str) -> str:
+def gateway_path(model: str) -> str:
     """Return the part of the gateway's paths that names a model: its name if a URL can carry it as it is."""
     return model if quote(model, safe="") == model else slug(model)
 
