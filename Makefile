@@ -1,7 +1,7 @@
 # Everything that is done with headway, as verbs. `make` alone lists them.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup up down demo doctor check test test-all bench-staging bench-schemes bench-canary bench-live bench-generator bench-decisions docs clean
+.PHONY: help setup up down demo demo-prescale doctor check test test-all rig bench-staging bench-schemes bench-canary bench-live bench-generator bench-tick bench-decisions docs clean
 
 help:  ## List the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/|/' | awk -F'|' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -18,6 +18,9 @@ down:  ## End everything of the stack, and prove that nothing is left
 demo: setup  ## Release a real model, end to end, with live progress
 	@bin/headway demo
 
+demo-prescale: setup  ## Replay a morning faster than life: a real second replica is up before the peak (5 minutes)
+	@bin/headway demo-prescale
+
 doctor: setup  ## Say what this machine lacks, and what to do
 	@bin/headway doctor
 
@@ -28,6 +31,9 @@ test: setup  ## Everything that passes on this machine, the demo included
 	@local/test.sh
 
 test-all: test  ## The same; tests that need a GPU or a cluster say so and skip
+
+rig: setup  ## Build a real Kubernetes control plane for tests/cluster (about 20 minutes and 6 GiB once, Go caches included)
+	@PYTHONPATH=src:. "$$(local/env_path airflow)/bin/python" -m tests.cluster.rig
 
 bench-staging:  ## Staging against curl, s5cmd, boto3, huggingface_hub and Run:ai's streamer (6 minutes, 10 GiB of disk)
 	@local/setup.sh bench
@@ -44,6 +50,9 @@ bench-live: setup  ## The watch over a shift against plain limits, 10,000 looks 
 
 bench-generator: setup  ## The load generator: streams a core, lag, and its figures against vLLM's own benchmark (10 minutes)
 	@PYTHONPATH=src:. "$$(local/env_path airflow)/bin/python" -m benchmarks.generator
+
+bench-tick: setup  ## A tick of the pre-scaling for 1, 100, 300 and 1,000 models: time, memory, growth (10 minutes)
+	@PYTHONPATH=src:. "$$(local/env_path airflow)/bin/python" -m benchmarks.tick
 
 bench-decisions: setup  ## 300 whole decisions on a server with known latencies, equal and slower (an hour)
 	@PYTHONPATH=src:. "$$(local/env_path airflow)/bin/python" -m benchmarks.canary_real

@@ -16,7 +16,8 @@ with DAG(
     doc_md="""
 A message from the registry may get lost; this looks itself. It starts a release where an alias names a version that
 neither serves nor was refused, and it deletes what nobody needs any more: previous clusters after `keep_previous_s`,
-held candidates after `hold_s`, and clusters that no route names.
+held candidates after `hold_s`, and clusters that no route names. It fails where two ticks of the DAG `prescale` were
+missed, because nothing else lowers a floor.
 """,
     schedule=DeltaTriggerTimetable(EVERY),
     start_date=datetime(2026, 1, 1, tzinfo=UTC),

@@ -7,6 +7,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.timezone import utcnow
 
 from headway.domain.model import ModelVersion
+from headway.domain.prescaling import Tick, plan_key, read_tick
 from headway.domain.profile import Profile
 from headway.domain.value import slug
 from headway.errors import (
@@ -18,6 +19,7 @@ from headway.errors import (
     NotFound,
     PlanInfeasible,
 )
+from headway.prescale import schedule
 from headway.release import calibration, plan, recall, reconcile, select, validate
 from operators.base import RETRIES, RETRY_DELAY
 from operators.errors import translated
@@ -57,6 +59,10 @@ class ReconcileOperator(BaseOperator):
         for model, profile in profiles.items():
             try:
                 done += self.start_due(backend, profile, busy=model in active)
+            except HeadwayError as error:
+                faults.append(f"{model}: {error.message}")
+            try:
+                faults += ticks_missed(backend, profile)
             except HeadwayError as error:
                 faults.append(f"{model}: {error.message}")
         try:
@@ -101,6 +107,24 @@ class ReconcileOperator(BaseOperator):
                 backend.lease.release(slug(action.model), holder, utcnow())
             done.append(f"{action.kind} {action.cluster}: {action.reason}")
         return done
+
+
+def ticks_missed(backend: "Backend", profile: Profile) -> list[str]:
+    """Return a sentence if nobody plans a model ahead any more that asks for it.
+
+    Nothing lowers a floor but a tick, so a DAG that is dead or paused is found by what it no longer writes.
+    """
+    if not profile.prescale.enabled:
+        return []
+    now = utcnow()
+    last = read_tick(backend.objects.read(plan_key(profile.model)), profile.model)
+    if last is None:
+        # From now on the first tick is waited for.
+        waits = Tick.off(profile.model, now, profile.replicas.min, "The first tick is waited for.")
+        backend.objects.write(plan_key(profile.model), waits.model_dump_json().encode())
+        return []
+    late = schedule.overdue(last, now)
+    return [late] if late else []
 
 
 def desired(backend: "Backend", profile: Profile) -> reconcile.Desired | None:

@@ -11,7 +11,9 @@ from headway.domain.job import JobStatus
 from headway.domain.model import Selection
 from headway.domain.release import Check, Reference, ReleasePlan, Verdict, record_key
 from headway.domain.value import slug
-from headway.errors import CanaryFailed, IntegrityError
+from headway.errors import CanaryFailed, HeadwayError, IntegrityError
+from headway.judge import records
+from headway.prescale import throughput
 from headway.release import calibration, canary, plan, quality, quantize, recall, rollout, shift, stage, tasks, validate
 from operators.approve import ApproveOperator
 from operators.base import OpenRelease, ReleaseOperator, WaitingOperator
@@ -42,6 +44,9 @@ SILENT = ""
 
 SHORT_SHIFT_S = 60.0
 """Seconds that all the bakes of a shift may take to be watched in the task itself."""
+
+PEAKS_S = 12 * 3600.0
+"""Seconds that a shift may wait for the load to stop rising: a morning and an evening."""
 
 
 class PlanOperator(ReleaseOperator):
@@ -279,6 +284,25 @@ class CanaryOperator(JobOperator):
         self.log.info("%s: %s", verdict.decision, verdict.sentence)
         if verdict.decision == "ROLLBACK":
             raise CanaryFailed(verdict.sentence, verdict=verdict.to_json())
+        self._keep_throughput(release, verdict)
+
+    def _keep_throughput(self, release: OpenRelease, verdict: Verdict) -> None:
+        """Keep what a replica sustains, by which capacity is planned. A release does not fail for want of it."""
+        backend, made = release.backend, release.plan
+        content = canary.read_records(verdict, backend.weights)
+        if content is None:
+            return
+        try:
+            run = records.parse(content)
+            cached = throughput.cached_share(backend.metrics, made.model, made.cluster.name, run.summaries)
+            found = throughput.sustained(run.records, run.summaries, made.profile, cached_share=cached)
+        except HeadwayError as error:
+            if error.retryable:
+                raise
+            self.log.info("What a replica sustains is not known from this benchmark: %s", error.message)
+            return
+        backend.ledger.append(release.key(throughput.RECORD), found.to_json())
+        self.log.info("%s", found.sentence)
 
     def _reports(self, release: OpenRelease) -> bool:
         """Give the metrics of a cluster that has just come up the time to be read."""
@@ -350,7 +374,12 @@ class ShiftOperator(WaitingOperator):
         """Do what is due now."""
         backend = release.backend
         progress = shift.tick(
-            release.plan, traffic=backend.traffic, clusters=backend.clusters, metrics=backend.metrics, now=utcnow()
+            release.plan,
+            traffic=backend.traffic,
+            clusters=backend.clusters,
+            metrics=backend.metrics,
+            objects=backend.objects,
+            now=utcnow(),
         )
         self.log.info("%s at %s %%: %s", progress.phase, progress.candidate_pct, progress.detail)
         return progress.phase == "done"
@@ -360,10 +389,11 @@ class ShiftOperator(WaitingOperator):
         release.keep(release.backend.traffic.route(release.model))
 
     def deadline_s(self, release: OpenRelease) -> float:
-        """Take twice the bakes, and the time a cluster may need to grow at each step."""
+        """Take twice the bakes, the time a cluster may need to grow at each step, and peaks that are waited for."""
         profile = release.plan.profile
         steps = len(profile.shift.steps_pct)
-        return steps * (2 * profile.shift.bake_s + profile.deadlines.rollout_s)
+        peaks_s = PEAKS_S if profile.prescale.enabled else 0.0
+        return steps * (2 * profile.shift.bake_s + profile.deadlines.rollout_s) + peaks_s
 
     def abandon(self, release: OpenRelease, subject: str) -> str:
         """Say where the shift was; `record` takes the candidate back."""

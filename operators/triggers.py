@@ -177,6 +177,7 @@ class ShiftTrigger(WorldTrigger):
         super().__init__(**kwargs)
         self.release = release
         self._plan: ReleasePlan | None = None
+        self._told = ""
 
     def extra(self) -> dict[str, Any]:
         """Add the release."""
@@ -192,8 +193,16 @@ class ShiftTrigger(WorldTrigger):
             self._plan = ReleasePlan.model_validate(record["detail"])
         try:
             progress = shift.tick(
-                self._plan, traffic=backend.traffic, clusters=backend.clusters, metrics=backend.metrics, now=utcnow()
+                self._plan,
+                traffic=backend.traffic,
+                clusters=backend.clusters,
+                metrics=backend.metrics,
+                objects=backend.objects,
+                now=utcnow(),
             )
         except CanaryFailed as error:
             return {"breach": error.message, "verdict": error.facts["verdict"]}
+        if progress.phase == "waiting" and progress.detail != self._told:
+            self.log.info("%s", progress.detail)
+            self._told = progress.detail
         return {"phase": progress.phase} if progress.phase == "done" else None

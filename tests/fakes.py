@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from headway.domain.cluster import Capacity, ClusterSpec, ClusterStatus
+from headway.domain import counters
+from headway.domain.cluster import Capacity, ClusterSpec, ClusterStatus, ScaleUp, checked_range
 from headway.domain.job import Job, JobStatus
 from headway.domain.model import ModelVersion
 from headway.domain.profile import Replicas, Signer
@@ -63,6 +64,10 @@ class FakeClusters:
     total_bytes: int = 24 * GIB
     used_bytes: int = 6 * GIB
     deleted: list[str] = field(default_factory=list)
+    now: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+    starts_within: timedelta = timedelta(seconds=90)
+    scaled: dict[str, list[ScaleUp]] = field(default_factory=dict)
+    """Scale-ups by cluster: one for each raised floor, from `now` on, and what the test adds."""
 
     def apply(self, spec: ClusterSpec) -> ClusterStatus:
         self.specs.setdefault(spec.name, spec)
@@ -91,12 +96,20 @@ class FakeClusters:
     def delete(self, name: str) -> None:
         if self.specs.pop(name, None) is not None:
             self.deleted.append(name)
+        self.scaled.pop(name, None)
         self.phases.pop(name, None)
 
     def floor(self, name: str, replicas: Replicas) -> None:
         if name not in self.specs:
             raise NotFound(f"no cluster {name}", cluster=name)
-        self.specs[name] = self.specs[name].model_copy(update={"replicas": replicas})
+        known = self.specs[name].replicas.min
+        self.specs[name] = self.specs[name].model_copy(update={"replicas": checked_range(replicas)})
+        if self.comes_up and replicas.min > known:
+            came = ScaleUp(self.now, self.now + self.starts_within, replicas.min)
+            self.scaled.setdefault(name, []).append(came)
+
+    def scale_ups(self, name: str, since: datetime) -> Sequence[ScaleUp]:
+        return sorted((up for up in self.scaled.get(name, ()) if up.ready_at > since), key=lambda up: up.ready_at)
 
     def capacity(self) -> Capacity:
         used = self.used_bytes + sum(spec.memory_bytes for spec in self.specs.values())
@@ -268,6 +281,8 @@ class FakeMetrics:
     series: dict[tuple[str, tuple[tuple[str, str], ...]], list[Sample]] = field(default_factory=dict)
     began: datetime | None = datetime(2020, 1, 1, tzinfo=UTC)
     """When the gateway's counters began, as long as no uptime was put; none: nobody reads the gateway."""
+    gap_s: float = 900
+    """Between samples further apart nothing was measured."""
 
     def put(self, name: str, labels: Mapping[str, str], at: datetime, value: float) -> None:
         """Add one sample."""
@@ -299,6 +314,14 @@ class FakeMetrics:
                         totals[sample.at] = totals.get(sample.at, 0.0) + sample.value
         return [Sample(at, totals[at]) for at in sorted(totals)]
 
+    def rate(
+        self, name: str, labels: Mapping[str, str], start: datetime, end: datetime, step_s: int
+    ) -> Sequence[Sample]:
+        wanted = set(labels.items())
+        matching = [kept for (series, own), kept in self.series.items() if series == name and wanted <= set(own)]
+        steps = counters.growth(map(sorted, matching), start, end, step_s, gap_s=self.gap_s)
+        return [Sample(*step) for step in steps]
+
 
 @dataclass
 class FakeLedger:
@@ -322,6 +345,26 @@ class FakeLedger:
     def _answer(self) -> None:
         if self.down:
             raise BackendUnavailable("the ledger does not answer")
+
+
+@dataclass
+class FakeObjects:
+    """Documents by key."""
+
+    kept: dict[str, bytes] = field(default_factory=dict)
+    down: bool = False
+
+    def read(self, key: str) -> bytes | None:
+        self._answer()
+        return self.kept.get(key)
+
+    def write(self, key: str, content: bytes) -> None:
+        self._answer()
+        self.kept[key] = content
+
+    def _answer(self) -> None:
+        if self.down:
+            raise BackendUnavailable("the store does not answer")
 
 
 @dataclass

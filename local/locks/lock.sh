@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
-for name in uv airflow serve quantize tools bench tasks; do
+for name in uv airflow serve quantize tools bench tasks rig; do
   override=()
   [[ -e ${name}.override ]] && override=(--override "${name}.override")
   "${UV:-uv}" pip compile "${name}.in" "${override[@]}" -o "${name}.lock" "$@" \

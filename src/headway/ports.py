@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
-from headway.domain.cluster import Capacity, ClusterSpec, ClusterStatus
+from headway.domain.cluster import Capacity, ClusterSpec, ClusterStatus, ScaleUp
 from headway.domain.job import Job, JobStatus
 from headway.domain.model import ModelVersion
 from headway.domain.profile import Replicas, Signer
@@ -56,7 +56,14 @@ class Clusters(Protocol):
         ...
 
     def floor(self, name: str, replicas: Replicas) -> None:
-        """Change the replica range in place, without touching running replicas. Raises NotFound if absent."""
+        """Change the replica range in place, without touching running replicas.
+
+        Raises NotFound if absent, and ConfigError if the range contradicts itself.
+        """
+        ...
+
+    def scale_ups(self, name: str, since: datetime) -> Sequence[ScaleUp]:
+        """Return the scale-ups of a cluster that ended since then, oldest first; none of a cluster that is absent."""
         ...
 
     def capacity(self) -> Capacity:
@@ -206,6 +213,17 @@ class Metrics(Protocol):
         """Return that sum over time; a gap is missing, never zero."""
         ...
 
+    def rate(
+        self, name: str, labels: Mapping[str, str], start: datetime, end: datetime, step_s: int
+    ) -> Sequence[Sample]:
+        """Return by how much matching counters grew a second, in each whole step from `start` to `end`.
+
+        Every series is taken by itself (a counter that begins again, or a replica that comes and goes, is no growth
+        and no fall of the others), then they are summed. A sample's time is the begin of its step. A step in which
+        nobody measured is missing; one in which nothing grew is zero.
+        """
+        ...
+
     def counting_since(self, at: datetime) -> datetime | None:
         """Return when the gateway's counters last began at zero; none if nobody was reading the gateway at `at`."""
         ...
@@ -224,6 +242,18 @@ class Ledger(Protocol):
 
     def list(self, prefix: str) -> Iterator[str]:
         """Yield the keys below a prefix, sorted."""
+        ...
+
+
+class Objects(Protocol):
+    """Small documents that are replaced whole: what a later run starts from, and can be made anew without it."""
+
+    def read(self, key: str) -> bytes | None:
+        """Return the content, none if absent."""
+        ...
+
+    def write(self, key: str, content: bytes) -> None:
+        """Store the content, whole or not at all; what was there is replaced."""
         ...
 
 

@@ -38,6 +38,9 @@ class Settings(BaseSettings):
     artifact_key: Path | None = None
     """PEM file of the public keys, old and new, that verify artifacts on nodes. Default: one that `make up` makes."""
 
+    prometheus_url: str | None = Field(default=None, repr=False)
+    """Prometheus that reads the gateway and the engines, up to and without `/api/v1`. Default: the stack's scraper."""
+
     debug: bool = False
     """Whether errors show their stack trace."""
 
@@ -65,4 +68,5 @@ class Settings(BaseSettings):
             envs_dir=self.envs_dir.expanduser() if self.envs_dir else None,
             signing_key=self.signing_key.expanduser() if self.signing_key else None,
             artifact_key=self.artifact_key.expanduser() if self.artifact_key else None,
+            prometheus_url=self.prometheus_url,
         )

@@ -4,15 +4,28 @@ Each port is built on first use. `headway rollback --direct` must not wait for t
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headway.domain.profile import Profile, parse_profile
 from headway.errors import ConfigError
-from headway.ports import Checks, Clusters, Jobs, Lease, Ledger, Metrics, Registry, Signatures, Traffic, WeightStore
+from headway.ports import (
+    Checks,
+    Clusters,
+    Jobs,
+    Lease,
+    Ledger,
+    Metrics,
+    Objects,
+    Registry,
+    Signatures,
+    Traffic,
+    WeightStore,
+)
 from headway.settings import Settings
+from headway.units import MIB, format_bytes
 
 if TYPE_CHECKING:
     from headway.adapters.airflow_api import AirflowApi
@@ -64,6 +77,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def objects(self) -> Objects:
+        """Documents that are replaced whole."""
+        ...
+
+    @property
     def runs(self) -> "AirflowApi":
         """Airflow's runs."""
         ...
@@ -103,6 +121,14 @@ class Backend(Protocol):
 
     def profile(self, model: str) -> Profile:
         """Return one model's profile. Raises ConfigError that names the nearest model."""
+        ...
+
+    def sound_profiles(self) -> tuple[Mapping[str, Profile], Sequence[str]]:
+        """Read every profile that is valid, by model, and one text for each fault of the others."""
+        ...
+
+    def calendar(self, profile: Profile) -> str | None:
+        """Return the ICS text of a profile's known events, none if it names no calendar. Raises ConfigError."""
         ...
 
     def model_url(self, model: str, version: int) -> str:
@@ -148,7 +174,11 @@ class LocalBackend:
 
     @cached_property
     def metrics(self) -> Metrics:
-        """Scraped series in files."""
+        """Scraped series in files, or Prometheus where one is named."""
+        if self.layout.prometheus_url:
+            from headway.adapters.prometheus import PrometheusMetrics
+
+            return PrometheusMetrics(self.layout.prometheus_url)
         from headway.adapters.local.metrics import LocalMetrics
 
         return LocalMetrics(self.layout)
@@ -185,6 +215,13 @@ class LocalBackend:
         from headway.adapters.s3 import S3Ledger
 
         return S3Ledger(self._s3("headway"))
+
+    @cached_property
+    def objects(self) -> Objects:
+        """Objects in SeaweedFS, replaced whole."""
+        from headway.adapters.s3 import S3Objects
+
+        return S3Objects(self._s3("headway"))
 
     def _s3(self, role: "S3Role") -> "S3Connection":
         """Return the connection of one identity."""
@@ -247,6 +284,14 @@ class LocalBackend:
         """Return one model's profile."""
         return find_profile(load_profiles(self.layout.checkout / "profiles"), model, self.layout.checkout / "profiles")
 
+    def sound_profiles(self) -> tuple[Mapping[str, Profile], Sequence[str]]:
+        """Read the checkout's profiles that are valid, and what is wrong with the others."""
+        return read_profiles(self.layout.checkout / "profiles")
+
+    def calendar(self, profile: Profile) -> str | None:
+        """Read the ICS file that a profile names."""
+        return read_calendar(self.layout.checkout / "profiles", profile)
+
     def model_url(self, model: str, version: int) -> str:
         """Return the page of the version in MLflow."""
         return f"{self.layout.mlflow_url}/#/models/{model}/versions/{version}"
@@ -274,6 +319,17 @@ def load_profiles(folder: Path) -> dict[str, Profile]:
     Raises:
         ConfigError: A file is no valid profile, or two name one model; every fault of every file is in the text.
     """
+    profiles, faults = read_profiles(folder)
+    if faults:
+        raise ConfigError("\n".join(faults), folder=str(folder), faults=faults)
+    return profiles
+
+
+def read_profiles(folder: Path) -> tuple[dict[str, Profile], list[str]]:
+    """Read every `*.yaml` of a folder: the valid profiles by model, and one text for each fault.
+
+    Of two files for one model neither counts, because nobody can tell which was meant.
+    """
     profiles: dict[str, Profile] = {}
     origins: dict[str, str] = {}
     faults: list[str] = []
@@ -283,14 +339,46 @@ def load_profiles(folder: Path) -> dict[str, Profile]:
         except ConfigError as error:
             faults.append(error.message)
             continue
-        if profile.model in profiles:
+        if profile.model in origins:
             faults.append(f"{path.name} and {origins[profile.model]} are both for model {profile.model}; keep one")
+            profiles.pop(profile.model, None)
             continue
         profiles[profile.model] = profile
         origins[profile.model] = path.name
-    if faults:
-        raise ConfigError("\n".join(faults), folder=str(folder), faults=faults)
-    return profiles
+    return profiles, faults
+
+
+LARGEST_CALENDAR_BYTES = 4 * MIB
+
+
+def read_calendar(folder: Path, profile: Profile) -> str | None:
+    """Read the ICS file that a profile names, none if it names none.
+
+    Args:
+        folder: Of the profiles; the file's name is relative to it.
+        profile: Whose events.
+
+    Raises:
+        ConfigError: The file is not there, not text, or too large.
+    """
+    name = profile.prescale.calendar
+    if name is None:
+        return None
+    path = folder / name
+    try:
+        size_bytes = path.stat().st_size
+        if size_bytes > LARGEST_CALENDAR_BYTES:
+            raise ConfigError(
+                f"prescale.calendar of {profile.model}: {path} has {format_bytes(size_bytes)}; "
+                f"{format_bytes(LARGEST_CALENDAR_BYTES)} are read at most: keep the events of the next weeks",
+                path=str(path),
+            )
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"prescale.calendar of {profile.model}: {path} cannot be read ({error}); correct the name or the file",
+            path=str(path),
+        ) from error
 
 
 def read_profile(path: Path) -> Profile:

@@ -182,6 +182,26 @@ def test_the_floor_moves_in_place(served: Served) -> None:
     assert set(before) <= set(served.pids())
 
 
+def test_a_replica_is_added_while_the_first_one_serves(served: Served) -> None:
+    """The cluster is ready all the while, and its lead time is what a replica takes, not what the cluster took."""
+    asked_at = datetime.now(UTC)  # noqa: TID251 - the real cluster is a clock too
+    served.clusters.floor(NAME, Replicas(min=2, max=2, target_ongoing=8))
+    end = monotonic() + READY_WITHIN_S
+    while not (told := served.clusters.scale_ups(NAME, asked_at)):
+        status = served.clusters.status(NAME)
+        assert status.phase == "ready", status.reason
+        assert monotonic() < end, status.reason
+        sleep(1)
+
+    (came,) = told
+    took_s = (came.ready_at - came.asked_at).total_seconds()
+    assert came.replicas == served.clusters.status(NAME).replicas_ready == 2
+    assert abs((came.asked_at - asked_at).total_seconds()) < 30
+    assert took_s > 3, "an engine that loads a model takes longer"
+    for _ in range(8):
+        assert served.ask("completions", prompt="Hello", max_tokens=1).ok
+
+
 def served_maximum(served: Served) -> int:
     """Return the greatest number of replicas that Serve knows of."""
     record = cluster_files.read(served.layout, NAME)

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -169,6 +170,40 @@ def test_the_floor_moves_without_a_restart(clusters: LocalClusters, supervised: 
     assert status.spec is not None
     assert (status.spec.replicas.min, status.spec.replicas.max) == (2, 3)
     assert pids(supervised, "tiny-1") == before
+
+
+def test_a_cluster_that_grows_stays_ready(clusters: LocalClusters, supervised: LocalLayout) -> None:
+    """Serve calls it deploying meanwhile; its users are served, and a shift must not take it for broken."""
+    clusters.apply(spec(goes="growing"))
+    wait_for(clusters, "tiny-1", ready)
+
+    clusters.floor("tiny-1", spec().replicas.model_copy(update={"min": 2, "max": 3}))
+    status = wait_for(clusters, "tiny-1", lambda s: s.replicas_target == 2)
+    assert (status.phase, status.replicas_ready, status.reason) == ("ready", 1, "Serve: deploying")
+    assert status.endpoint is not None
+    assert "promised to 1 that start" in clusters.capacity().detail, "the second replica's memory is still to be taken"
+    (cluster_files.folder(supervised, "tiny-1") / "come").touch()
+
+    wait_for(clusters, "tiny-1", lambda s: (s.phase, s.replicas_ready, s.reason) == ("ready", 2, ""))
+    assert "promised" not in clusters.capacity().detail
+
+
+def test_a_scale_up_outlives_the_cluster_that_had_it(clusters: LocalClusters, supervised: LocalLayout) -> None:
+    """What a crash cuts off was no scale-up; what came before it is still told."""
+    clusters.apply(spec())
+    wait_for(clusters, "tiny-1", ready)
+    clusters.floor("tiny-1", spec().replicas.model_copy(update={"min": 2, "max": 3}))
+    end, before = monotonic() + WITHIN_S, datetime(2020, 1, 1, tzinfo=UTC)
+    while not (told := clusters.scale_ups("tiny-1", before)):
+        assert monotonic() < end
+        sleep(0.1)
+
+    (ray,) = [p for p in pids(supervised, "tiny-1") if "ray_head" in " ".join(psutil.Process(p).cmdline())]
+    os.kill(ray, signal.SIGKILL)
+    wait_for(clusters, "tiny-1", lambda s: s.phase != "ready")
+    wait_for(clusters, "tiny-1", lambda s: s.phase == "ready" and s.replicas_ready == 2)
+
+    assert clusters.scale_ups("tiny-1", before) == told
 
 
 def test_one_name_is_one_cluster(clusters: LocalClusters) -> None:

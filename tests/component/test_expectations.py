@@ -1,8 +1,10 @@
 """great-expectations against tables that are right, and against each way of being wrong."""
 
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headway.adapters.expectations import ExpectationChecks
@@ -10,6 +12,8 @@ from headway.domain import calibration
 from headway.domain.bench import RequestRecord
 from headway.errors import ConfigError
 from headway.judge.records import rows
+from headway.prescale.history import History
+from headway.prescale.history import rows as history_rows
 from tests.unit.judge.data import failed, make_canary, make_run
 
 pytestmark = pytest.mark.component
@@ -118,3 +122,36 @@ def test_each_fault_of_calibration_texts_is_named(change: Any, languages: dict[s
     broken = CHECKS.check("calibration", texts(change, languages))
 
     assert any(word in sentence for sentence in broken), broken
+
+
+def traffic() -> Rows:
+    """Return the rows of two models, one of which nobody measured."""
+    start = datetime(2026, 3, 2, tzinfo=UTC)
+    known = {"requests_per_s": np.array([3.0, 0.0, np.nan]), "cached_share": np.array([0.0, 1.0, 0.5])}
+    histories = {"busy": History(start, 600, known), "silent": History(start, 600, {"busy": np.full(3, np.nan)})}
+    return [row for model, history in histories.items() for row in history_rows(history, 3, model=model)]
+
+
+def test_good_traffic_holds_all_expectations() -> None:
+    """A gap is none of its faults."""
+    assert CHECKS.check("traffic", traffic()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_set(requests_per_s=-1.0), ("traffic of busy: ", "requests_per_s")),
+        (_set(requests_per_s=1e12), ("traffic of busy: ", "requests_per_s")),
+        (_set(asked=float("inf")), ("traffic of busy: ", "asked")),
+        (_set(cached_share=1.5), ("traffic of busy: ", "cached_share")),
+        (lambda found: [*found, found[-1]], ("traffic of silent: ", "unique")),
+        (_set(at_s=None), ("traffic of busy: ", "at_s")),
+        (_without("prompt_tokens"), ("traffic: ", "prompt_tokens")),
+    ],
+)
+def test_each_fault_of_traffic_names_the_model(change: Callable[[Rows], Rows], words: tuple[str, str]) -> None:
+    """The rows of all models are one table, so a sentence has to say whose they are."""
+    broken = CHECKS.check("traffic", change(traffic()))
+
+    assert broken
+    assert all(sentence.startswith(words[0]) and words[1] in sentence for sentence in broken), broken

@@ -18,7 +18,7 @@ from headway.judge import live
 from headway.release import shift
 from tests.component.conftest import Gateway
 from tests.factories import make_plan
-from tests.fakes import FakeClusters
+from tests.fakes import FakeClusters, FakeObjects
 
 STABLE = Backend(cluster="a", release="r-a", version=1, cluster_digest="1" * 64)
 CANDIDATE = Backend(cluster="b", release="r-b", version=2, cluster_digest="2" * 64)
@@ -274,7 +274,7 @@ def test_a_broken_candidate_is_taken_back_before_any_user_notices(two_clusters: 
     def tick() -> shift.ShiftProgress:
         now = datetime.now(UTC)  # noqa: TID251 - the scraper's own clock
         scraper.scrape(now)
-        return shift.tick(plan, traffic=traffic, clusters=clusters, metrics=metrics, now=now)
+        return shift.tick(plan, traffic=traffic, clusters=clusters, metrics=metrics, objects=FakeObjects(), now=now)
 
     assert tick().candidate_pct == 10
     gateway.upstreams["b"].status = 500

@@ -15,12 +15,13 @@ from headway.adapters.local.jobs import LocalJobs
 from headway.adapters.local.layout import LocalLayout
 from headway.adapters.local.metrics import LocalMetrics
 from headway.adapters.local.traffic import LocalTraffic
-from headway.adapters.s3 import S3Lease, S3Ledger, S3WeightStore
+from headway.adapters.prometheus import PrometheusMetrics
+from headway.adapters.s3 import S3Lease, S3Ledger, S3Objects, S3WeightStore
 from headway.adapters.signatures import ModelSignatures
 from headway.domain.job import JobStatus
 from headway.domain.value import canonical_json
 from headway.domain.weights import Manifest
-from headway.ports import Clusters, Jobs, Lease, Ledger, Metrics, Signatures, Traffic, WeightStore
+from headway.ports import Clusters, Jobs, Lease, Ledger, Metrics, Objects, Signatures, Traffic, WeightStore
 from tests.component.conftest import envoy_process
 from tests.component.servers import S3Server, s3_server
 from tests.fakes import (
@@ -29,10 +30,12 @@ from tests.fakes import (
     FakeLease,
     FakeLedger,
     FakeMetrics,
+    FakeObjects,
     FakeSignatures,
     FakeTraffic,
     FakeWeightStore,
 )
+from tests.prometheus_server import prometheus_server
 from tests.signing import key_pair, sign_with_key
 
 __all__ = ["envoy_process"]
@@ -91,13 +94,23 @@ def traffic(request: pytest.FixtureRequest) -> Traffic:
     return FakeTraffic()
 
 
-@pytest.fixture(params=["fake", "local"])
-def metrics(request: pytest.FixtureRequest) -> MetricsCase:
-    """The adapters of `Metrics`; the local one reads files as the scraper writes them."""
+@pytest.fixture(params=["fake", "local", "prometheus"])
+def metrics(request: pytest.FixtureRequest) -> Iterator[MetricsCase]:
+    """The adapters of `Metrics`: local reads files as the scraper writes them; Prometheus has a stand-in below it."""
     if request.param == "local":
-        return local_metrics(request.getfixturevalue("layout"))
-    fake = FakeMetrics()
-    return MetricsCase(fake, fake.put)
+        yield local_metrics(request.getfixturevalue("layout"))
+    elif request.param == "prometheus":
+        with prometheus_server() as server:
+            yield MetricsCase(PrometheusMetrics(server.url), server.put)
+    else:
+        fake = FakeMetrics()
+        yield MetricsCase(fake, fake.put)
+
+
+@pytest.fixture(params=["fake", "s3"])
+def objects(request: pytest.FixtureRequest) -> Objects:
+    """The adapters of `Objects`."""
+    return S3Objects(request.getfixturevalue("empty_s3").connection()) if request.param == "s3" else FakeObjects()
 
 
 @pytest.fixture(params=["fake", "s3"])
@@ -205,6 +218,7 @@ def local_metrics(layout: LocalLayout) -> MetricsCase:
         lines = [
             json.dumps({"at": moment.isoformat(), "samples": kept[moment]}, separators=(",", ":"))
             for moment in sorted(kept)
+            if moment.replace(minute=0, second=0) == at.replace(minute=0, second=0)
         ]
         (layout.metrics / f"{at:%Y%m%d%H}.jsonl").write_text("\n".join(lines) + "\n")
 

@@ -24,6 +24,8 @@ from headway.release import record
 from tests.e2e.conftest import CHECKOUT, Stack
 
 CLIENT_PERIOD_S = 0.5
+PRESCALE_S = 20 * 60
+"""Ends a demonstration that hangs; it takes five minutes on two quiet cores."""
 WARM_S = 50
 """Less than any start of a cluster takes: a rollback that needs this long was no change of the split."""
 
@@ -147,6 +149,21 @@ def test_a_candidate_that_dies_in_the_canary_is_rolled_back_and_no_client_notice
     assert client.tally.answered > 0
     assert stack.backend.clusters.status(candidate).phase == "absent"
     assert strays({"HEADWAY_STACK": stack.layout.stack_mark, "HEADWAY_CLUSTER": candidate}) == []
+
+
+def test_a_second_replica_is_up_before_a_replayed_peak(stack: Stack) -> None:
+    """Real engines and users that notice nothing: the plan asks early enough, and gives the replica back."""
+    stable = stack.backend.traffic.route(MODEL).stable
+    assert stable is not None
+    before = stack.backend.clusters.status(stable.cluster)
+
+    ended = stack.headway("demo-prescale", timeout_s=PRESCALE_S)
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    after = stack.backend.clusters.status(stable.cluster)
+    assert (after.phase, after.replicas_ready, after.spec) == ("ready", before.replicas_ready, before.spec)
+    assert (stack.layout.home / "demo-prescale.html").exists()
+    assert "0 failed" in ended.stdout
 
 
 def test_down_leaves_no_process(stack: Stack) -> None:

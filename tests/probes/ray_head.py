@@ -1,7 +1,8 @@
 """A Ray head with Serve, as far as headway's cluster program and its adapter look. Takes `ray start`'s arguments.
 
 The name of the model's directory says how it goes: `broken` cannot be deployed, `slow` never is, `dies` ends at once,
-`mute` runs but answers no completion; any other answers. A child in a session of its own plays vLLM's processes, which
+`mute` runs but answers no completion; any other answers. Of `growing` added replicas start until there is a file
+`come` in the working directory. A child in a session of its own plays vLLM's processes, which
 outlive their head.
 """
 
@@ -66,12 +67,18 @@ def application() -> dict[str, Any]:
     status = {"broken": "DEPLOY_FAILED", "slow": "DEPLOYING"}.get(kind, "RUNNING")
     override = app["deployments"][0]
     replicas = override["autoscaling_config"]["min_replicas"] if status == "RUNNING" else 0
+    running = min(replicas, 1) if kind == "growing" and not Path("come").exists() else replicas
+    if running < replicas:
+        status = "DEPLOYING"
     return {
         "status": status,
         "message": "Traceback:\n  File engine.py\nValueError: shard 1 is cut off" if kind == "broken" else "",
         "deploys": State.deploys,
         "deployments": {
-            override["name"]: {"target_num_replicas": replicas, "replicas": [{"state": "RUNNING"}] * replicas}
+            override["name"]: {
+                "target_num_replicas": replicas,
+                "replicas": [{"state": "RUNNING"}] * running + [{"state": "STARTING"}] * (replicas - running),
+            }
         },
     }
 

@@ -1,17 +1,19 @@
 """Traffic moves by steps, each watched, and goes back at the first breach."""
 
+import math
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from headway.domain.prescaling import Fan, Mode, Tick, plan_key
 from headway.domain.release import ReleasePlan
 from headway.domain.traffic import Backend, Route, TrafficSplit
 from headway.errors import CanaryFailed, Conflict
 from headway.ports import UPTIME
 from headway.release import rollout, shift
 from tests.factories import make_plan, make_profile, make_ref, make_selection
-from tests.fakes import FakeClusters, FakeMetrics, FakeTraffic
+from tests.fakes import FakeClusters, FakeMetrics, FakeObjects, FakeTraffic
 
 NOW = datetime(2026, 3, 2, 9, 0, tzinfo=UTC)
 
@@ -24,6 +26,7 @@ class World:
         self.traffic = FakeTraffic()
         self.clusters = FakeClusters()
         self.metrics = FakeMetrics()
+        self.objects = FakeObjects()
         self.now = NOW
         stable_plan = make_plan(selection=make_selection(version=1, content="9"))
         stable = None if first else rollout.backend_of(stable_plan, make_ref("old"))
@@ -34,7 +37,14 @@ class World:
 
     def tick(self, after_s: float = 0) -> shift.ShiftProgress:
         self.now += timedelta(seconds=after_s)
-        return shift.tick(self.plan, traffic=self.traffic, clusters=self.clusters, metrics=self.metrics, now=self.now)
+        return shift.tick(
+            self.plan,
+            traffic=self.traffic,
+            clusters=self.clusters,
+            metrics=self.metrics,
+            objects=self.objects,
+            now=self.now,
+        )
 
     def served(self, side: str, requests: float, errors: float = 0, *, slow: float = 0, shut_out: float = 0) -> None:
         """Let the gateway have counted this much: the slow ones took 2 to 4 s, the others less than 0.1 s."""
@@ -308,6 +318,96 @@ def test_the_share_waits_for_the_replicas_it_needs() -> None:
     assert world.tick(10).phase == "scaling"
     assert world.clusters.specs[world.plan.cluster.name].replicas.min == 2
     assert world.tick(1).candidate_pct == 50
+
+
+def planned(at: datetime, loads: tuple[float, ...], *, mode: Mode = "forecast", lead_s: float = 900) -> Tick:
+    """The last plan of the pre-scaling: it expects these loads, one each ten minutes."""
+    return Tick(
+        model="tiny",
+        at=at.isoformat(),
+        mode=mode,
+        floor=1,
+        by="forecast",
+        wanted=1,
+        growth=1.0,
+        running=1,
+        pending=0,
+        load=loads[0],
+        load_at=at.isoformat(),
+        lead_s=lead_s,
+        requests_per_s=2.0,
+        fan=Fan(start_at=at.isoformat(), step_s=600, levels=(0.5, 0.8), values=(loads, loads)),
+    )
+
+
+def keep(world: World, tick: Tick) -> None:
+    """Leave a plan where the shift looks for it."""
+    world.objects.write(plan_key("tiny"), tick.model_dump_json().encode())
+
+
+def test_no_step_is_taken_just_before_a_peak() -> None:
+    """Half of the replicas would be cold when the load comes; when it stands still again, the shift goes on."""
+    world = World(make_plan())
+    world.tick()
+    keep(world, planned(world.now, (1.0, 2.0, 2.0, 2.0)))
+
+    progress = world.tick(10)
+
+    assert (progress.phase, progress.candidate_pct) == ("waiting", 10)
+    assert progress.detail == (
+        "the step to 50 % waits, because within 15 min 00 s the load of tiny is expected to rise from 1.00 "
+        "to 2.00 busy replicas (80% quantile, at 09:15 UTC)"
+    )
+    assert world.clusters.specs[world.plan.cluster.name].replicas.min == 1
+    keep(world, planned(world.now, (2.0, 2.0, 2.1, 2.0, 2.0)))
+    assert world.tick(1).candidate_pct == 50
+
+
+def test_a_peak_keeps_no_bad_candidate_in_the_traffic() -> None:
+    """What waits is the next step; the way back never does."""
+    world = World(make_plan())
+    world.tick()
+    keep(world, planned(world.now, (1.0, 3.0, 3.0)))
+    assert world.tick(10).phase == "waiting"
+
+    world.now += timedelta(seconds=60)
+    world.served("candidate", 100, 20)
+
+    with pytest.raises(CanaryFailed, match="20 of 100 live requests failed"):
+        world.tick(1)
+    assert world.traffic.route("tiny").candidate_pct == 0
+
+
+def test_a_peak_does_not_keep_the_last_promise_back() -> None:
+    """All the traffic is on the candidate already; calling it stable moves nothing."""
+    world = World(make_plan())
+    world.step(100)
+    keep(world, planned(world.now, (1.0, 3.0, 3.0)))
+
+    assert world.tick(10).phase == "done"
+
+
+@pytest.mark.parametrize("mode", ["reactive", "shadow", "paused", "off"])
+def test_a_plan_that_is_not_in_force_holds_nobody_up(mode: Mode) -> None:
+    """A forecast that lost its trust, or was never given it, must not stop releases."""
+    world = World(make_plan())
+    keep(world, planned(world.now, (1.0, 3.0, 3.0), mode=mode))
+
+    assert world.tick().candidate_pct == 10
+
+
+@pytest.mark.parametrize("broken", ["old", "damaged", "silent", "unknown"])
+def test_a_plan_that_cannot_be_used_holds_nobody_up(broken: str) -> None:
+    """Pre-scaling may be dead for a day; releases go on."""
+    world = World(make_plan())
+    keep(world, planned(world.now - timedelta(hours=3 if broken == "old" else 0), (1.0, 3.0, 3.0)))
+    if broken == "damaged":
+        world.objects.write(plan_key("tiny"), b"{")
+    if broken == "unknown":
+        keep(world, planned(world.now, (math.nan, math.nan)))
+    world.objects.down = broken == "silent"
+
+    assert world.tick().candidate_pct == 10
 
 
 def test_another_release_in_the_route_is_left_alone() -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -59,7 +60,7 @@ def test_the_pair_for_artifacts_fits_together(layout: LocalLayout) -> None:
 
 def test_a_pair_of_one_s_own_is_used_and_none_is_made(tmp_path: Path) -> None:
     """The path reaches Airflow's tasks, which start the programs."""
-    own = {"signing_key": tmp_path / "own.pem", "artifact_key": tmp_path / "own.pub"}
+    own: dict[str, Any] = {"signing_key": tmp_path / "own.pem", "artifact_key": tmp_path / "own.pub"}
     layout = LocalLayout.make(home=tmp_path / "h", cache=tmp_path / "c", base_port=30000, checkout=CHECKOUT, **own)
 
     assert not [name for name in secrets.ensure(layout) if name.startswith("artifact")]

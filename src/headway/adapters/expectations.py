@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from headway.errors import ConfigError
+from headway.errors import BackendError, ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -16,6 +16,13 @@ COLUMNS = (
 ALWAYS = ("block", "side", "index", "prompt_sha256", "scheduled_s", "sent_s", "ended_s", "release")
 """Columns that every request has, however it ended."""
 CLOCK_SLACK_S = 0.001
+MODEL = "model"
+"""Column that says whose a row is, where a table has the rows of many models."""
+TRAFFIC_LIMITS: Mapping[str, float] = {
+    "requests_per_s": 1e6, "prompt_tokens": 1e7, "output_tokens": 1e7, "cached_share": 1.0,
+    "busy": 1e6, "asked": 1e6, "reactive": 1e6, "cron": 1e6,
+}  # fmt: skip
+"""Columns of a history and the most that each can be; none is below zero."""
 
 
 class ExpectationChecks:
@@ -26,6 +33,7 @@ class ExpectationChecks:
 
         Raises:
             ConfigError: If there is no such suite.
+            BackendError: The library itself failed.
         """
         if suite not in SUITES:
             raise ConfigError(f"there is no suite {suite!r}; there are: {', '.join(SUITES)}")
@@ -47,11 +55,52 @@ class ExpectationChecks:
                 .add_dataframe_asset(name)
                 .add_batch_definition_whole_dataframe(name)
             )
-            found = batch.get_batch(batch_parameters={"dataframe": frame}).validate(
-                gx.ExpectationSuite(name=name, expectations=expectations)
-            )
-            broken += [_sentence(name, result) for result in found.results if not result.success]
+            try:
+                found = batch.get_batch(batch_parameters={"dataframe": frame}).validate(
+                    gx.ExpectationSuite(name=name, expectations=expectations), result_format=_format(frame)
+                )
+            except gx.exceptions.GreatExpectationsError as error:
+                raise BackendError(f"great-expectations could not check {name}: {error}", suite=suite) from error
+            for result in found.results:
+                if not result.success:
+                    broken += [_sentence(f"{name} of {model}" if model else name, result) for model in _models(result)]
         return broken
+
+
+def _format(frame: "pd.DataFrame") -> dict[str, Any]:
+    """Return what a result has to hold: where rows have a model, whose rows are wrong."""
+    if MODEL not in frame.columns:
+        return {"result_format": "SUMMARY"}
+    return {"result_format": "COMPLETE", "unexpected_index_column_names": [MODEL]}
+
+
+def _models(result: Any) -> list[str]:
+    """Return whose rows are wrong; one without a name where that is not known."""
+    wrong = {str(row[MODEL]) for row in result.result.get("unexpected_index_list") or () if MODEL in row}
+    return sorted(wrong) or [""]
+
+
+def _traffic(frame: "pd.DataFrame", e: Any) -> list[tuple[str, "pd.DataFrame", list[Any]]]:
+    """Build the suite of collected traffic, of any number of models: what no traffic can be."""
+    missing = [column for column in (MODEL, "at_s", *TRAFFIC_LIMITS) if column not in frame.columns]
+    if missing:
+        return [("traffic", frame, [e.ExpectColumnToExist(column=column) for column in missing])]
+    # A column that nobody measured holds nothing but none, which is no number to compare.
+    limits = {column: most for column, most in TRAFFIC_LIMITS.items() if frame[column].notna().any()}
+    return [
+        (
+            "traffic",
+            frame,
+            [
+                e.ExpectColumnValuesToNotBeNull(column="at_s"),
+                e.ExpectCompoundColumnsToBeUnique(column_list=[MODEL, "at_s"]),
+                *(
+                    e.ExpectColumnValuesToBeBetween(column=column, min_value=0, max_value=most)
+                    for column, most in limits.items()
+                ),
+            ],
+        )
+    ]
 
 
 def _bench_records(frame: "pd.DataFrame", e: Any) -> list[tuple[str, "pd.DataFrame", list[Any]]]:
@@ -173,6 +222,7 @@ def _calibration(frame: "pd.DataFrame", e: Any) -> list[tuple[str, "pd.DataFrame
 SUITES: Mapping[str, Callable[["pd.DataFrame", Any], list[tuple[str, "pd.DataFrame", list[Any]]]]] = {
     "bench_records": _bench_records,
     "calibration": _calibration,
+    "traffic": _traffic,
 }
 
 

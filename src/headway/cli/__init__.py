@@ -18,6 +18,7 @@ COMMANDS = {
     "up": "stack",
     "down": "stack",
     "demo": "demo",
+    "demo-prescale": "demo_prescale",
     "status": "models",
     "plan": "models",
     "release": "models",
@@ -27,11 +28,16 @@ COMMANDS = {
     "report": "models",
     "judge": "judge",
     "calibrate": "calibrate",
+    "forecast": "forecast",
+    "backtest": "backtest",
     "schema": "models",
 }
-"""Command to module of `headway.cli`; the function has the command's name. The order is that of `--help`."""
+"""Command to module of `headway.cli`; the function has its name, `_` for `-`. The order is that of `--help`."""
 
 DEBUG = "--debug"
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""Where engines keep all cores busy, the threads of a linear algebra library wait for each other in loops: a forecast
+of one second took one minute. One thread is as fast for what the commands calculate."""
 
 
 def build(commands: Iterable[str]) -> typer.Typer:
@@ -51,12 +57,14 @@ def build(commands: Iterable[str]) -> typer.Typer:
         """Bring a promoted model to all of the traffic, step by step and with proof."""
 
     for name in commands:
-        app.command(name)(getattr(import_module(f"headway.cli.{COMMANDS[name]}"), name))
+        app.command(name)(getattr(import_module(f"headway.cli.{COMMANDS[name]}"), name.replace("-", "_")))
     return app
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code: 0 done, 1 failed with one message, 2 wrong usage."""
+    for name in ONE_THREAD:
+        os.environ.setdefault(name, "1")
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = DEBUG in given or os.environ.get("HEADWAY_DEBUG", "") not in ("", "0", "false")
     given = [argument for argument in given if argument != DEBUG]

@@ -1,10 +1,12 @@
 """A running vLLM cluster, and the Serve config that both backends give to Ray."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from datetime import datetime
+from typing import Any, Literal, NamedTuple
 
 from headway.domain.profile import Engine, Replicas
 from headway.domain.value import Value
+from headway.errors import ConfigError
 from headway.units import GIB
 
 CPU_ENVIRONMENT: Mapping[str, str] = {
@@ -56,6 +58,18 @@ class ClusterStatus(Value):
     replicas_ready: int = 0
     replicas_target: int = 0
     spec: ClusterSpec | None = None
+
+
+class ScaleUp(NamedTuple):
+    """Replicas that were asked for and came.
+
+    A lead time is `ready_at - asked_at`, measured to the first moment at which a replica answers.
+    """
+
+    asked_at: datetime
+    ready_at: datetime
+    replicas: int
+    """How many served then."""
 
 
 class Capacity(Value):
@@ -134,6 +148,25 @@ def serve_config(spec: ClusterSpec, *, cpu: bool, http_port: int, host: str = "0
             }
         ],
     }
+
+
+def checked_range(replicas: Replicas) -> Replicas:
+    """Return a replica range that Serve takes; one that contradicts itself would cost a running cluster its life.
+
+    Args:
+        replicas: As asked for, perhaps changed since it was checked as a part of a profile.
+
+    Raises:
+        ConfigError: The least is below one, or above the most.
+    """
+    if not 1 <= replicas.min <= replicas.max:
+        raise ConfigError(
+            f"a cluster of {replicas.min} to {replicas.max} replicas: the least must lie between 1 and the most; "
+            "nothing was changed",
+            min=replicas.min,
+            max=replicas.max,
+        )
+    return replicas
 
 
 def deployment_name(model: str) -> str:

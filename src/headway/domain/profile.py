@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from headway.domain import places
 from headway.domain.value import Value
 from headway.domain.weights import Scheme
 from headway.errors import ConfigError
@@ -343,11 +344,50 @@ class Prescale(Section):
     """Capacity before the peak; applied in place."""
 
     enabled: bool = False
+    """Whether the floor is set; without it the model is neither read nor forecast."""
+    shadow: bool = False
+    """Whether everything is planned and priced and nothing is changed."""
     quantile: float = Field(default=0.8, gt=0.5, lt=1)
+    """Quantile of the forecast for which replicas are up."""
     timezone: str = "UTC"
+    """Time zone whose clock the users' days follow (IANA name)."""
     holidays: str | None = None
+    """Country, or country and subdivision (`DE`, `DE-BY`), whose public holidays are known events."""
     calendar: str | None = None
+    """ICS file of known events, relative to the folder of the profiles."""
     max_replicas_step: int = Field(default=2, ge=1)
+    """Most replicas that one tick adds."""
+    budget_replicas: int | None = Field(default=None, ge=1)
+    """Replicas that may be paid for; none: `replicas.max`."""
+    spare: Literal["none", "replica", "zone"] = "none"
+    """What may be lost without the load exceeding the rest."""
+    zones: int = Field(default=1, ge=1)
+    """Zones over which replicas are spread."""
+    lead_time_s: float = Field(default=600, gt=0, le=86400)
+    """Seconds from asking for a replica to its first token, until enough scale-ups were measured."""
+    requests_per_s: float | None = Field(default=None, gt=0)
+    """What one replica sustains, where a load test has shown it; none: from the release's own canary."""
+    history_days: int = Field(default=14, ge=1, le=60)
+    """Days of traffic that are kept."""
+
+    @model_validator(mode="after")
+    def _somewhere(self) -> "Prescale":
+        for key, name, find in (
+            ("timezone", self.timezone, places.zone),
+            ("holidays", self.holidays, places.country),
+        ):
+            try:
+                if name is not None:
+                    find(name)
+            except ConfigError as error:
+                raise ValueError(f"prescale.{key}: {error}") from error
+        return self
+
+    @model_validator(mode="after")
+    def _zones_to_lose(self) -> "Prescale":
+        if self.spare == "zone" and self.zones < 2:
+            raise ValueError(f"prescale.spare is zone and prescale.zones is {self.zones}; name 2 zones or more")
+        return self
 
 
 class Retention(Section):

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,6 +131,20 @@ class QuantileForecast:
         """Return one quantile for all steps; between two levels, interpolated; beyond them, the outermost."""
         return np.array([np.interp(level, self.levels, column) for column in self.values.T])
 
+    def highest(self, start: datetime, end: datetime, level: float) -> float:
+        """Return the highest value of one quantile between two times; NaN if there is one among them.
+
+        Args:
+            start: Begin of the stretch.
+            end: Its end; what lies beyond the last step is as the last step.
+            level: Level of the quantile (0 to 1).
+        """
+        # Between the middles of steps the quantile is a straight line, so it is highest at one of them or at an end.
+        middles = self.start_at.timestamp() + self.step_s * (np.arange(self.steps) + 0.5)
+        inside = (middles > start.timestamp()) & (middles < end.timestamp())
+        ends = [self.value_at(at, level) for at in (start, end)]
+        return float(np.max([*ends, *self.quantile(level)[inside]]))
+
     def value_at(self, at: datetime, level: float) -> float:
         """Return one quantile of the rate at a time, interpolated between the middles of the steps."""
         step = (at.astimezone(UTC) - self.start_at).total_seconds() / self.step_s - 0.5
@@ -138,3 +152,19 @@ class QuantileForecast:
         high = min(low + 1, self.steps - 1)
         first, second = (float(np.interp(level, self.levels, self.values[:, column])) for column in (low, high))
         return first + (second - first) * min(max(step - low, 0.0), 1.0)
+
+
+class Event(NamedTuple):
+    """A time that is not like the others, and that somebody knew of before.
+
+    Args:
+        name: Events of one name are of one kind: `public holiday`, `launch`.
+        start_at: Begin, UTC.
+        end_at: End, UTC.
+        factor: Traffic against a usual day, where somebody knows; otherwise it is learned from earlier events.
+    """
+
+    name: str
+    start_at: datetime
+    end_at: datetime
+    factor: float | None = None

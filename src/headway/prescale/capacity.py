@@ -8,9 +8,11 @@ quantile is taken of the replicas, at the end, and not of each input.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 
+from headway.domain.bench import RequestRecord
 from headway.domain.series import DAY_S, Floats, QuantileForecast
 from headway.errors import ConfigError
 
@@ -52,22 +54,6 @@ class Throughput:
         if not 0 <= self.cached_share <= 1:
             raise ConfigError(f"a replica's cached_share is {self.cached_share}; it is a share from 0 to 1")
 
-    @classmethod
-    def of_tokens(cls, output_tokens_per_s: float, *, prompt_tokens: float, output_tokens: float) -> "Throughput":
-        """Return the throughput of a replica whose output tokens were counted.
-
-        Args:
-            output_tokens_per_s: Output tokens each second.
-            prompt_tokens: Mean prompt length.
-            output_tokens: Mean output length.
-
-        Raises:
-            ConfigError: A figure is not positive.
-        """
-        if not output_tokens > 0:
-            raise ConfigError(f"a replica's output_tokens is {output_tokens}; it must be above zero: measure again")
-        return cls(output_tokens_per_s / output_tokens, prompt_tokens, output_tokens)
-
     @property
     def work_per_s(self) -> float:
         """Work each second, in output tokens."""
@@ -81,55 +67,39 @@ class Throughput:
         return output_tokens + self.prompt_token_work * prompt_tokens * (1 - cached_share)
 
 
-@dataclass(frozen=True)
-class Request:
-    """A request of the canary that ended well.
+def measured(
+    records: Sequence[RequestRecord], *, warm_s: float, until_s: float, replicas: int = 1, cached_share: float = 0.0
+) -> Throughput:
+    """Return what a replica sustained under full load, after its warm-up.
+
+    Only what began after the warm-up and ended well before `until_s` counts, so neither a cold start nor the slow end
+    of a run, when the queue runs dry, can get into the figure. Requests that are cut at both ends make it a little too
+    low, never too high.
 
     Args:
-        started_s: When it was sent, from the begin of the run.
-        ended_s: When its last token came.
-        prompt_tokens: Its length.
-        output_tokens: Tokens that came.
-        cached_tokens: Prompt tokens that the prefix cache held.
-    """
-
-    started_s: float
-    ended_s: float
-    prompt_tokens: int
-    output_tokens: int
-    cached_tokens: int = 0
-
-
-def measured(requests: Sequence[Request], *, warm_s: float, until_s: float, replicas: int = 1) -> Throughput:
-    """Return what a replica sustained after its warm-up.
-
-    Only what began after the warm-up and ended before `until_s` counts, so neither a cold start nor the slow end of a
-    run, when the queue runs dry, can get into the figure. Requests that are cut at both ends make it a little too low,
-    never too high.
-
-    Args:
-        requests: Requests that ended well, under full load.
+        records: Requests under full load; those that failed are left out.
         warm_s: End of the warm-up.
         until_s: When the last request was sent: from then on the load falls.
         replicas: How many shared the load.
+        cached_share: Share (0 to 1) of the prompt tokens that the prefix cache held.
 
     Raises:
         ConfigError: Too few requests are left.
     """
-    kept = [r for r in requests if r.started_s >= warm_s and r.ended_s <= until_s]
+    well = [(r, r.ended_s) for r in records if r.error is None and r.ended_s is not None]
+    kept = [(r, ended_s) for r, ended_s in well if r.sent_s >= warm_s and ended_s <= until_s]
     if len(kept) < LEAST_REQUESTS or replicas < 1:
         raise ConfigError(
-            f"{len(kept)} of {len(requests)} requests lie between the warm-up ({warm_s:g} s) and the end "
+            f"{len(kept)} of {len(records)} requests lie between the warm-up ({warm_s:g} s) and the end "
             f"({until_s:g} s) on {replicas} replicas; {LEAST_REQUESTS} are needed: run the benchmark for longer"
         )
     # From the first begin: a request takes its time before it can end.
-    span_s = max(r.ended_s for r in kept) - min(r.started_s for r in kept)
-    prompt = sum(r.prompt_tokens for r in kept)
+    span_s = max(ended_s for _, ended_s in kept) - min(r.sent_s for r, _ in kept)
     return Throughput(
         requests_per_s=len(kept) / span_s / replicas if span_s > 0 else math.nan,
-        prompt_tokens=prompt / len(kept),
-        output_tokens=sum(r.output_tokens for r in kept) / len(kept),
-        cached_share=min(sum(r.cached_tokens for r in kept) / prompt, 1.0) if prompt else 0.0,
+        prompt_tokens=sum(r.prompt_tokens or 0 for r, _ in kept) / len(kept),
+        output_tokens=sum(r.output_tokens or 0 for r, _ in kept) / len(kept),
+        cached_share=cached_share,
     )
 
 
@@ -191,7 +161,11 @@ def joint_paths(rate: QuantileForecast, history: Paths) -> Paths:
         usual = np.full(bins, np.median(past))
     rank = np.argsort(np.argsort(past / np.maximum(usual, EPSILON), kind="stable"), kind="stable")
     level = (rank + 0.5) / bins
-    rates = np.array([np.interp(level, rate.levels, column) for column in rate.values.T]).T
+    # The levels are the same at all steps, so two of them and the way between are found once.
+    levels = np.array(rate.levels)
+    upper = np.clip(np.searchsorted(levels, level), 1, len(levels) - 1)
+    part = np.clip((level - levels[upper - 1]) / (levels[upper] - levels[upper - 1]), 0.0, 1.0)[:, None]
+    rates = rate.values[upper - 1] * (1 - part) + rate.values[upper] * part
     return Paths(rates, *(np.repeat(part[:, None], rate.steps, axis=1) for part in lengths))
 
 
@@ -233,13 +207,46 @@ def scaled_forecast(rate: QuantileForecast, requests_per_s: float) -> QuantileFo
     return QuantileForecast(rate.start_at, rate.step_s, rate.levels, values, rate.members, rate.notes)
 
 
-def replicas(busy_replicas: float, *, target: float = 1.0, spare: bool = False) -> int:
+class Spare(NamedTuple):
+    """What may be lost at once without the load exceeding what is left."""
+
+    kind: Literal["none", "replica", "zone"] = "none"
+    zones: int = 1
+    """Over so many the replicas are spread, as evenly as they go."""
+
+    def lost(self, count: int) -> int:
+        """Return how many of some replicas a loss takes: of a zone as many as its fullest one has."""
+        return {"none": 0, "replica": min(count, 1), "zone": -(-count // self.zones)}[self.kind]
+
+    def least(self, count: int) -> int:
+        """Return the least number of replicas of which so many are left after the loss (N and N-1).
+
+        Args:
+            count: What must be left; nothing is kept in spare where nothing is needed.
+
+        Raises:
+            ConfigError: There is only one zone, and with it everything is lost.
+        """
+        if count <= 0 or self.kind == "none":
+            return count
+        if self.kind == "replica":
+            return count + 1
+        if self.zones < 2:
+            raise ConfigError(f"{self.zones} zone cannot be spared; name 2 zones or more (prescale.zones)")
+        # Of n replicas floor(n (z - 1) / z) are outside the fullest of z zones.
+        return -(-count * self.zones // (self.zones - 1))
+
+
+NO_SPARE = Spare()
+
+
+def replicas(busy_replicas: float, *, target: float = 1.0, spare: Spare = NO_SPARE) -> int:
     """Return how many replicas a load needs.
 
     Args:
         busy_replicas: The load.
-        target: How busy a replica may be (above 0, at most 1).
-        spare: Whether the load must still fit when one replica is lost.
+        target: How busy a replica may be (above 0, at most 1) while all are there.
+        spare: What may be lost: those that are left may then be busy all the time.
 
     Raises:
         ConfigError: The load or the target is no usable number.
@@ -249,7 +256,7 @@ def replicas(busy_replicas: float, *, target: float = 1.0, spare: bool = False) 
     if not 0 < target <= 1:
         raise ConfigError(f"a target of {target}; a replica is busy by more than 0 and at most 1")
     count = math.ceil(busy_replicas / target - EPSILON)
-    return max(count, math.ceil(busy_replicas - EPSILON) + 1) if spare and busy_replicas > 0 else count
+    return max(count, spare.least(math.ceil(busy_replicas - EPSILON)))
 
 
 @dataclass(frozen=True)
@@ -258,7 +265,7 @@ class Headroom:
 
     Args:
         share: Share of them that is idle; negative where the load is too high.
-        share_after_loss: The same with one replica less; none where there is only one.
+        share_after_loss: The same after the loss of one replica, or of a zone; none where nothing is left then.
         reason: Both in a sentence.
     """
 
@@ -268,16 +275,17 @@ class Headroom:
 
     @property
     def survives_loss(self) -> bool:
-        """Whether one replica may be lost."""
+        """Whether it may be lost."""
         return self.share_after_loss is not None and self.share_after_loss >= -EPSILON
 
 
-def headroom(busy_replicas: float, count: int) -> Headroom:
-    """Return what is left, with all replicas and with one less (N and N-1).
+def headroom(busy_replicas: float, count: int, spare: Spare = NO_SPARE) -> Headroom:
+    """Return what is left, with all replicas and after a loss (N and N-1): of one replica, or of a zone.
 
     Args:
         busy_replicas: The load.
         count: Replicas that are up.
+        spare: What may be lost; one replica where nothing is said.
 
     Raises:
         ConfigError: There is no replica, or the load is no number.
@@ -286,9 +294,12 @@ def headroom(busy_replicas: float, count: int) -> Headroom:
     if count < 1:
         raise ConfigError(f"{count} replicas have no headroom; at least one must be up")
     share = 1 - busy_replicas / count
-    if count == 1:
-        return Headroom(share, None, f"1 replica is {1 - share:.0%} busy; when it is lost nothing serves.")
-    after = 1 - busy_replicas / (count - 1)
+    left = count - max(spare.lost(count), 1)
+    there = "1 replica is" if count == 1 else f"{count} replicas are"
+    lost = f"the fullest of {spare.zones} zones" if spare.kind == "zone" else "one"
+    if left == 0:
+        return Headroom(share, None, f"{there} {1 - share:.0%} busy; without {lost} nothing serves.")
+    after = 1 - busy_replicas / left
     end = "the load still fits" if after >= -EPSILON else "the load does not fit"
-    words = f"{count} replicas are {1 - share:.0%} busy; with one less {1 - after:.0%}: {end}."
+    words = f"{there} {1 - share:.0%} busy, without {lost} {1 - after:.0%}: {end}."
     return Headroom(share, after, words)

@@ -15,7 +15,7 @@ import numpy as np
 
 from headway.domain.series import QuantileForecast
 from headway.errors import ConfigError
-from headway.prescale.capacity import replicas
+from headway.prescale.capacity import NO_SPARE, Spare, replicas
 from headway.units import format_seconds
 
 KEPT = 50
@@ -109,6 +109,7 @@ def ladder(
     maximum: int,
     lead_times: Mapping[str, LeadTimes] = MappingProxyType({}),
     rungs: Sequence[Rung] = RUNGS,
+    spare: Spare = NO_SPARE,
 ) -> tuple[Prepared, ...]:
     """Return what each rung prepares, first rung first. No rung prepares for less than the next, nor than the floor.
 
@@ -119,13 +120,14 @@ def ladder(
         maximum: Most replicas there may be.
         lead_times: What scale-ups took, by the rung's name; the rung's default where there are none.
         rungs: The ladder.
+        spare: What may be lost without the load exceeding the rest.
     """
     found: list[Prepared] = []
     least = floor
     for rung in reversed(rungs):
         lead_s = lead_times.get(rung.name, LeadTimes(rung.default_s)).quantile(rung.level)
         highest = _highest(forecast, at, lead_s, rung.level)
-        count = least if highest is None else max(min(replicas(highest), maximum), least)
+        count = least if highest is None else max(min(replicas(highest, spare=spare), maximum), least)
         words = "the forecast has no number there" if highest is None else f"up to {highest:.2f} busy replicas"
         reason = f"Within {format_seconds(lead_s)}, at {rung.level:.0%}: {words}; ready for {count}."
         found.append(Prepared(rung.name, count, lead_s, reason))
@@ -135,7 +137,5 @@ def ladder(
 
 def _highest(forecast: QuantileForecast, at: datetime, lead_s: float, level: float) -> float | None:
     """Return the highest load from now to the lead time; none where the forecast has no number."""
-    steps = math.ceil(lead_s / forecast.step_s)
-    moments = [at + timedelta(seconds=min(step * forecast.step_s, lead_s)) for step in range(steps + 1)]
-    loads = [forecast.value_at(moment, level) for moment in moments]
-    return max(loads) if all(math.isfinite(load) and load >= 0 for load in loads) else None
+    highest = forecast.highest(at, at + timedelta(seconds=lead_s), level)
+    return highest if math.isfinite(highest) and highest >= 0 else None

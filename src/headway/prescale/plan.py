@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from headway.domain.series import QuantileForecast
 from headway.errors import ConfigError
-from headway.prescale.capacity import replicas
+from headway.prescale.capacity import NO_SPARE, Spare, replicas
 from headway.units import format_seconds
 
 By: TypeAlias = Literal["forecast", "growth", "margin", "reactive", "hold", "limits"]
@@ -71,12 +71,14 @@ class Limits:
         maximum: Most replicas.
         max_step: Most replicas that one plan adds.
         budget: Replicas that may be paid for; none: as many as the maximum.
+        spare: What may be lost without the load exceeding the rest.
     """
 
     minimum: int = 1
     maximum: int = 1
     max_step: int = 2
     budget: int | None = None
+    spare: Spare = NO_SPARE
 
     def __post_init__(self) -> None:
         if self.minimum < 0 or self.maximum < 0 or self.max_step < 1 or (self.budget or 0) < 0:
@@ -95,6 +97,7 @@ class Observed:
         load_at: When the load was measured; none: now.
         last_bin: Busy replicas in the last measured bin before the forecast; none where it is missing.
         zero_confirmed: Whether a second source, such as the engine's own counter, says too that nothing is asked.
+        floor: What the last plan asked for; a cluster may not have heard of it yet.
     """
 
     at: datetime
@@ -104,6 +107,7 @@ class Observed:
     load_at: datetime | None = None
     last_bin: float | None = None
     zero_confirmed: bool = False
+    floor: int = 0
 
     def __post_init__(self) -> None:
         if self.running < 0 or self.pending < 0:
@@ -142,6 +146,8 @@ class _Ahead(NamedTuple):
     """What the forecast says about the time at which a replica asked for now would serve."""
 
     high: float
+    highest: float
+    """The highest high quantile from now until then."""
     margin: float
     growth: float
 
@@ -175,19 +181,26 @@ def plan(
     problems: list[str] = []
     load = _load(observed, rule, problems)
     ahead, broken = _ahead(observed, forecast, lead_s, rule, problems)
-    needs = _needs(load, ahead, lead_s, rule)
+    needs = _needs(load, ahead, lead_s, rule, limits.spare)
+    if ahead:
+        # What is given back now cannot be there again before the lead time is over.
+        kept = min(replicas(ahead.highest, spare=limits.spare), observed.asked)
+        words = f"Within {format_seconds(lead_s)} the {rule.quantile:.0%} quantile of the load reaches "
+        needs.append(_Need("forecast", kept, f"{words}{ahead.highest:.2f} busy replicas; what is there for it stays."))
+    before = observed.asked
     if load is None or broken:
         lacking = "a load" if load is None else "a forecast that can be read"
-        needs.append(_Need("hold", observed.asked, f"Without {lacking} the floor holds at {observed.asked}."))
+        before = max(before, observed.floor)
+        needs.append(_Need("hold", before, f"Without {lacking} the floor holds at {before}."))
     need = max(needs, key=lambda one: one.floor)
-    floor, limiting = _limited(need.floor, observed.asked, limits, problems)
+    floor, limiting = _limited(need.floor, before, limits, problems)
     return Plan(
         at=observed.at,
         floor=floor,
         by=need.by if floor == need.floor else "limits",
         wanted=need.floor,
         growth=ahead.growth if ahead else 1.0,
-        reasons=(need.reason, *limiting),
+        reasons=(need.reason, *_spared(need, limits.spare), *limiting),
         problems=tuple(problems),
     )
 
@@ -240,7 +253,8 @@ def _ahead(
     then = observed.at + timedelta(seconds=lead_s)
     middle, high, wide = (forecast.value_at(then, level) for level in (0.5, rule.quantile, rule.margin))
     now = _now(observed, forecast)
-    if not all(math.isfinite(value) and value >= 0 for value in (middle, high, wide, now)):
+    highest = forecast.highest(observed.at, then, rule.quantile)
+    if not all(math.isfinite(value) and value >= 0 for value in (middle, high, highest, wide, now)):
         problems.append("The forecast has values that no load can have; it is not used.")
         return None, True
     growth = 1.0
@@ -250,7 +264,7 @@ def _ahead(
     # walk does, up to the whole distance in the middle of a step, for which the forecast states it.
     since_s = (then - (observed.load_at or observed.at)).total_seconds()
     share = math.sqrt(min(max(since_s, 0.0) / (forecast.step_s / 2), 1.0))
-    return _Ahead(min(high, MANY), share * min(max(wide - middle, 0.0), MANY), growth), False
+    return _Ahead(min(high, MANY), min(highest, MANY), share * min(max(wide - middle, 0.0), MANY), growth), False
 
 
 def _now(observed: Observed, forecast: QuantileForecast) -> float:
@@ -265,27 +279,40 @@ def _now(observed: Observed, forecast: QuantileForecast) -> float:
     return last + (median - last) * max(share, 0.0)
 
 
-def _needs(load: float | None, ahead: _Ahead | None, lead_s: float, rule: Rule) -> list[_Need]:
+def _needs(load: float | None, ahead: _Ahead | None, lead_s: float, rule: Rule, spare: Spare) -> list[_Need]:
     needs = []
     lead = format_seconds(lead_s)
     if ahead:
         words = f"In {lead} the {rule.quantile:.0%} quantile of the load is {ahead.high:.2f} busy replicas."
-        needs.append(_Need("forecast", replicas(ahead.high), words))
+        needs.append(_Need("forecast", replicas(ahead.high, spare=spare), words))
     if load is not None and ahead:
         grown = min(load * ahead.growth, MANY)
         words = f"A load of {load:.2f} busy replicas grows by x{ahead.growth:.2f} in {lead}"
         needs.append(
-            _Need("growth", replicas(grown, target=rule.target), f"{words}; each is to be {rule.target:.0%} busy.")
+            _Need(
+                "growth",
+                replicas(grown, target=rule.target, spare=spare),
+                f"{words}; each is to be {rule.target:.0%} busy.",
+            )
         )
         needs.append(
-            _Need("margin", replicas(grown + ahead.margin), f"{words}, and may exceed that by {ahead.margin:.2f}.")
+            _Need(
+                "margin",
+                replicas(grown + ahead.margin, spare=spare),
+                f"{words}, and may exceed that by {ahead.margin:.2f}.",
+            )
         )
     elif load is not None:
         words = (
             f"A load of {load:.2f} busy replicas, without a forecast; each is to be {rule.reactive_target:.0%} busy."
         )
-        needs.append(_Need("reactive", replicas(load, target=rule.reactive_target), words))
+        needs.append(_Need("reactive", replicas(load, target=rule.reactive_target, spare=spare), words))
     return needs
+
+
+def _spared(need: _Need, spare: Spare) -> list[str]:
+    lost = spare.lost(need.floor)
+    return [f"Of {need.floor} replicas {lost} may be lost (spare: {spare.kind})."] if lost and need.by != "hold" else []
 
 
 def _limited(wanted: int, asked: int, limits: Limits, problems: list[str]) -> tuple[int, list[str]]:

@@ -9,7 +9,7 @@ from headway.domain.profile import Goodput
 from headway.domain.release import MetricEffect
 from headway.judge.quantiles import quantile
 from headway.judge.verdict import Look
-from headway.release.drawing import BAD, CANDIDATE, GOOD, INK, MUTED, STABLE, WAIT, grid, legend, one, scale, svg
+from headway.pages.drawing import BAD, CANDIDATE, GOOD, INK, MUTED, STABLE, WAIT, grid, legend, one, scale, svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

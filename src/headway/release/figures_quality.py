@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from headway.release.drawing import BAD, CANDIDATE, INK, MUTED, STABLE, one, scale, svg
+from headway.pages.drawing import BAD, CANDIDATE, INK, MUTED, STABLE, one, scale, svg
 
 
 def divergences(rows: Sequence[tuple[str, float, float | None]], limit: float) -> str:

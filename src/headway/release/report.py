@@ -6,8 +6,8 @@ from datetime import datetime
 from typing import Any
 
 from headway.domain.release import Check, ReleasePlan, ReleaseRef, StepRecord, Verdict
+from headway.pages.html import badge, bullets, esc, figure, note, section, table, whole
 from headway.release import figures_quality, report_canary, report_evidence, report_next, report_quality
-from headway.release.page import badge, bullets, esc, figure, note, section, table, whole
 from headway.release.record import Ending
 from headway.release.report_canary import Compared
 from headway.units import format_bytes, format_seconds

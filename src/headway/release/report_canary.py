@@ -17,8 +17,8 @@ from headway.judge.quantiles import LATENCIES
 from headway.judge.records import Run, parse
 from headway.judge.verdict import GUARDS, Analysis, analyse, planned_blocks
 from headway.judge.words import NAMES
+from headway.pages.html import badge, bullets, check_rows, command, esc, figure, section, table
 from headway.release import figures_canary
-from headway.release.page import badge, bullets, check_rows, command, esc, figure, section, table
 
 MARKS = {"pass": "good", "fail": "bad", "undecided": "wait"}
 SHOWN_ERRORS = 5

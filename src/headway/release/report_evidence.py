@@ -3,7 +3,7 @@
 from headway.domain.profile import Trials
 from headway.domain.release import ReleasePlan
 from headway.judge.calibrate import EVERY_REQUEST, FIRST_TOKEN, SLOW_REQUESTS, clopper_pearson, flaw
-from headway.release.page import esc, note, section, table
+from headway.pages.html import esc, note, section, table
 
 WORSE = {EVERY_REQUEST: "every latency", SLOW_REQUESTS: "slowest requests", FIRST_TOKEN: "first token"}
 """What was made slower, as a person would say it."""

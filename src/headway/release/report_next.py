@@ -3,7 +3,7 @@
 import shlex
 
 from headway.domain.release import ReleasePlan, ReleaseRef, Verdict
-from headway.release.page import bullets, command, esc, section
+from headway.pages.html import bullets, command, esc, section
 from headway.release.record import Ending
 from headway.release.report_canary import open_questions
 from headway.units import format_seconds

@@ -10,8 +10,8 @@ from headway.domain.release import Check, QualityFigures, ReleasePlan, StepRecor
 from headway.domain.value import Value
 from headway.domain.weight_jobs import LayerError
 from headway.judge.quality import KL
+from headway.pages.html import badge, check_rows, esc, figure, section, table
 from headway.release import figures_quality
-from headway.release.page import badge, check_rows, esc, figure, section, table
 from headway.release.quantize import Contest
 from headway.units import format_bytes
 

@@ -4,12 +4,13 @@ import math
 from datetime import datetime, timedelta
 from typing import Literal
 
+from headway.domain.prescaling import peak_within, plan_key, read_tick
 from headway.domain.release import ReleasePlan
 from headway.domain.traffic import Route
 from headway.domain.value import Value
-from headway.errors import CanaryFailed, Conflict
+from headway.errors import CanaryFailed, Conflict, HeadwayError
 from headway.judge import live
-from headway.ports import Clusters, Metrics, Traffic
+from headway.ports import Clusters, Metrics, Objects, Traffic
 
 SHUT_OUT = 2
 """How often the gateway may shut the candidate out in a step (three failed connections or five errors in a row). Then
@@ -25,15 +26,25 @@ what broke a minute ago."""
 class ShiftProgress(Value):
     """Where the shift stands after a tick."""
 
-    phase: Literal["scaling", "baking", "done"]
+    phase: Literal["scaling", "baking", "waiting", "done"]
     candidate_pct: int
     detail: str
 
 
-def tick(plan: ReleasePlan, *, traffic: Traffic, clusters: Clusters, metrics: Metrics, now: datetime) -> ShiftProgress:
+def tick(
+    plan: ReleasePlan, *, traffic: Traffic, clusters: Clusters, metrics: Metrics, objects: Objects, now: datetime
+) -> ShiftProgress:
     """Do what is due now: watch, take the next step, or promote.
 
     All state is the gateway's, so any process may call this at any moment, again and again, until `done`.
+
+    Args:
+        plan: Of the candidate.
+        traffic: The gateway.
+        clusters: Stable and candidate.
+        metrics: What the gateway counted.
+        objects: Where the last plan of the pre-scaling is.
+        now: Now, UTC.
 
     Raises:
         CanaryFailed: A limit broke; all traffic is back on stable already.
@@ -72,11 +83,35 @@ def tick(plan: ReleasePlan, *, traffic: Traffic, clusters: Clusters, metrics: Me
     if route.candidate_pct >= 100:
         return _promote(plan, route, traffic, now)
     target = next(step for step in plan.profile.shift.steps_pct if step > route.candidate_pct)
+    peak = peak_ahead(plan.model, objects, now)
+    if peak:
+        detail = f"the step to {target} % waits, because {peak}"
+        return ShiftProgress(phase="waiting", candidate_pct=route.candidate_pct, detail=detail)
     waiting = _scale(plan, route, target, clusters)
     if waiting:
         return ShiftProgress(phase="scaling", candidate_pct=route.candidate_pct, detail=waiting)
     traffic.shift(moved(route, target, now))
     return ShiftProgress(phase="baking", candidate_pct=target, detail=f"{target} % of the traffic go to the candidate")
+
+
+def peak_ahead(model: str, objects: Objects, now: datetime) -> str | None:
+    """Return why no step is taken now: a peak within the time that a replica takes to come (design rule 13.5).
+
+    Only a plan that is in force tells one: where the forecast has lost its trust, nothing waits for it. A plan that
+    cannot be read tells none either, since a release must not depend on it.
+
+    Args:
+        model: The served name.
+        objects: Where the plan is.
+        now: Now, UTC.
+    """
+    try:
+        planned = read_tick(objects.read(plan_key(model)), model)
+    except HeadwayError:
+        return None
+    if planned is None or planned.mode != "forecast":
+        return None
+    return peak_within(planned, now, planned.lead_s)
 
 
 def moved(route: Route, candidate_pct: int, now: datetime) -> Route:

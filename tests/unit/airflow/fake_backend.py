@@ -16,6 +16,7 @@ from tests.fakes import (
     FakeLease,
     FakeLedger,
     FakeMetrics,
+    FakeObjects,
     FakeRegistry,
     FakeSignatures,
     FakeTraffic,
@@ -76,6 +77,7 @@ class FakeBackend:
     lease: FakeLease = field(default_factory=FakeLease)
     metrics: FakeMetrics = field(default_factory=EngineMetrics)
     ledger: FakeLedger = field(default_factory=FakeLedger)
+    objects: FakeObjects = field(default_factory=FakeObjects)
     runs: Any = field(default_factory=FakeRuns)
     checks: NoChecks = field(default_factory=NoChecks)
     signatures: FakeSignatures = field(default_factory=FakeSignatures)
@@ -83,6 +85,10 @@ class FakeBackend:
     model_root: str = "/nodes"
     gateway_url: str = "http://gateway"
     stats_url: str | None = None
+    profile_faults: tuple[str, ...] = ()
+    """What is wrong with profiles that are not there."""
+    calendars: dict[str, str] = field(default_factory=dict)
+    """ICS text by the file's name."""
 
     def serving_image(self, profile: Profile) -> str:
         """Return one image for all."""
@@ -97,6 +103,17 @@ class FakeBackend:
         if model not in self.kept_profiles:
             raise ConfigError(f"no profile for model `{model}`", model=model)
         return self.kept_profiles[model]
+
+    def sound_profiles(self) -> tuple[Mapping[str, Profile], Sequence[str]]:
+        """Return what the test put in."""
+        return self.kept_profiles, self.profile_faults
+
+    def calendar(self, profile: Profile) -> str | None:
+        """Return what the test put in."""
+        name = profile.prescale.calendar
+        if name is not None and name not in self.calendars:
+            raise ConfigError(f"prescale.calendar of {profile.model}: {name} cannot be read")
+        return None if name is None else self.calendars[name]
 
     def model_url(self, model: str, version: int) -> str:
         """Return an address."""

@@ -19,7 +19,7 @@ def bag(airflow_database: None) -> Any:
 def test_every_dag_is_loaded(bag: Any) -> None:
     """An import error is a DAG that is silently gone."""
     assert bag.import_errors == {}
-    assert set(bag.dags) >= {"release", "rollback", "reconcile_registry"}
+    assert set(bag.dags) >= {"release", "rollback", "reconcile_registry", "prescale"}
 
 
 def test_the_steps_of_a_release_come_in_their_order(bag: Any) -> None:
@@ -38,7 +38,7 @@ def test_the_last_task_runs_whatever_happened(bag: Any) -> None:
 
 def test_every_task_is_tried_again(bag: Any) -> None:
     """A killed scheduler costs every running task one try (design rule 13.10)."""
-    for name in ("release", "rollback", "reconcile_registry"):
+    for name in ("release", "rollback", "reconcile_registry", "prescale"):
         for task in bag.dags[name].tasks:
             assert task.retries >= 3, f"{name}.{task.task_id}"
 
@@ -51,6 +51,14 @@ def test_a_release_starts_only_when_asked(bag: Any) -> None:
     assert release.catchup is False
     assert release.max_active_runs == 4
     assert bag.dags["reconcile_registry"].max_active_runs == 1
+
+
+def test_ticks_come_every_ten_minutes_one_at_a_time(bag: Any) -> None:
+    """A run that is late is not made up for: the next one plans by what is there then."""
+    ticks = bag.dags["prescale"]
+
+    assert (ticks.max_active_runs, ticks.catchup, ticks.is_paused_upon_creation) == (1, False, False)
+    assert ticks.timetable.summary == "0:10:00"
 
 
 def test_the_form_explains_itself(bag: Any) -> None:

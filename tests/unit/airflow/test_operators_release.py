@@ -9,6 +9,7 @@ from airflow.sdk.timezone import utcnow
 
 from headway.domain.release import ReleasePlan, StepRecord, record_key
 from headway.errors import BackendUnavailable, DeadlineExceeded
+from headway.prescale import throughput
 from headway.release import report, rollback
 from operators.approve import ApproveOperator
 from operators.record import RecordOperator
@@ -20,7 +21,7 @@ from tests.unit.airflow import played
 from tests.unit.airflow.fake_backend import FakeBackend
 from tests.unit.airflow.model_files import put_model
 from tests.unit.airflow.walk import context, walk
-from tests.unit.airflow.world import outcome, profile
+from tests.unit.airflow.world import CANARY, outcome, profile
 
 
 def test_the_first_release_takes_all_the_traffic(world: FakeBackend) -> None:
@@ -48,6 +49,34 @@ def test_the_second_release_goes_by_steps_and_keeps_the_way_back(world: FakeBack
     assert [r.candidate_pct for r in world.traffic.history if r.candidate and r.stable] == [0, 10, 50, 100]
     assert {spec.version for spec in world.clusters.specs.values()} == {1, 2}
     assert outcome(world, 2) == "promoted"
+
+
+def test_a_release_leaves_what_a_replica_of_it_sustains(world: FakeBackend) -> None:
+    """Capacity is planned by it; what was found worse leaves nothing."""
+    walk("one")
+    one = world.traffic.route("tiny").stable
+    world.jobs.plays["bench"] = played.bench(world.weights, slower=3.0)
+
+    walked = walk("two", minute=1, version=2)
+
+    assert one is not None
+    found = throughput.recorded(world.ledger, "tiny", one.release)
+    assert found is not None
+    assert found.requests_per_s >= found.measured_requests_per_s > 0
+    assert walked.states["canary"] == "failed"
+    assert [key for key in world.ledger.list("releases/tiny/") if key.endswith("/throughput.json")] == [
+        record_key("tiny", one.release, throughput.RECORD)
+    ]
+
+
+def test_a_benchmark_too_short_to_tell_what_a_replica_sustains_fails_no_release(world: FakeBackend) -> None:
+    """Pre-scaling says what is missing; the release goes on."""
+    world.kept_profiles["tiny"] = profile(canary={**CANARY, "blocks": 2, "requests_per_block": 5})
+
+    walked = walk()
+
+    assert set(walked.states.values()) == {"success"}, walked.errors
+    assert not [key for key in world.ledger.list("releases/tiny/") if key.endswith("/throughput.json")]
 
 
 def test_what_serves_already_is_not_released_again(world: FakeBackend) -> None:

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from headway.domain.bench import RequestRecord
 from headway.domain.series import Floats
 from headway.errors import ConfigError
 from headway.prescale.capacity import (
     Paths,
-    Request,
+    Spare,
     Throughput,
     busy,
     busy_forecast,
@@ -43,10 +44,41 @@ def test_replicas_carry_the_load_at_the_target_and_none_is_too_many(load: float,
 
 @given(st.floats(0.01, 1e4), TARGETS)
 def test_with_a_spare_one_replica_may_be_lost(load: float, target: float) -> None:
-    count = replicas(load, target=target, spare=True)
+    count = replicas(load, target=target, spare=Spare("replica"))
 
     assert headroom(load, count).survives_loss
     assert count >= replicas(load, target=target)
+
+
+@given(st.floats(0.01, 1e4), TARGETS, st.integers(2, 9))
+def test_with_a_zone_spare_any_zone_may_be_lost_and_no_replica_is_too_many(
+    load: float, target: float, zones: int
+) -> None:
+    """However the replicas fell: an even spread differs by one between zones, and the fullest one goes."""
+    spare = Spare("zone", zones)
+    count = replicas(load, target=target, spare=spare)
+    in_zone = [len(range(zone, count, zones)) for zone in range(zones)]
+
+    assert all(count - lost >= load - 1e-6 for lost in in_zone)
+    assert headroom(load, count, spare).survives_loss
+    fewer = count - 1
+    assert fewer * target < load - 1e-9 or fewer - spare.lost(fewer) < math.ceil(load - 1e-9)
+
+
+@given(st.integers(0, 10**6), st.sampled_from([Spare(), Spare("replica"), Spare("zone", 2), Spare("zone", 3)]))
+def test_what_is_left_after_the_loss_is_what_was_asked_for(needed: int, spare: Spare) -> None:
+    """And nothing is spared where nothing is needed: a model without traffic does not hold a zone."""
+    count = spare.least(needed)
+
+    assert count - spare.lost(count) >= needed
+    assert needed == 0 or count - 1 - spare.lost(count - 1) < needed
+    assert spare.least(0) == 0
+
+
+def test_the_only_zone_cannot_be_spared() -> None:
+    """It would take all replicas with it, however many there are."""
+    with pytest.raises(ConfigError, match="name 2 zones or more"):
+        replicas(1.0, spare=Spare("zone", 1))
 
 
 @given(LOADS, LOADS, TARGETS)
@@ -73,9 +105,18 @@ def test_headroom_says_what_a_loss_would_mean() -> None:
 
     assert found.share == pytest.approx(0.125)
     assert not found.survives_loss
-    assert found.reason == "4 replicas are 88% busy; with one less 117%: the load does not fit."
+    assert found.reason == "4 replicas are 88% busy, without one 117%: the load does not fit."
     assert headroom(3.0, 4).survives_loss
+    assert headroom(0.5, 1).reason == "1 replica is 50% busy; without one nothing serves."
     assert not headroom(0.5, 1).survives_loss
+
+
+def test_headroom_says_what_the_loss_of_a_zone_would_mean() -> None:
+    found = headroom(2.5, 5, Spare("zone", 3))
+
+    assert found.reason == "5 replicas are 50% busy, without the fullest of 3 zones 83%: the load still fits."
+    assert not headroom(3.5, 5, Spare("zone", 3)).survives_loss
+    assert headroom(0.5, 1, Spare("zone", 3)).share_after_loss is None
 
 
 def test_a_load_like_the_measured_one_keeps_one_replica_busy() -> None:
@@ -97,14 +138,6 @@ def test_longer_answers_need_more_and_cached_prompts_less() -> None:
     assert cached < usual < longer
 
 
-def test_tokens_and_requests_say_the_same() -> None:
-    by_tokens = Throughput.of_tokens(960, prompt_tokens=700, output_tokens=120)
-
-    assert by_tokens == Throughput(8.0, prompt_tokens=700, output_tokens=120)
-    with pytest.raises(ConfigError, match="above zero"):
-        Throughput.of_tokens(960, prompt_tokens=700, output_tokens=0)
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -122,8 +155,22 @@ def test_a_throughput_that_cannot_be_is_refused(given: dict[str, float], words: 
         Throughput(**(usual | given))
 
 
-def requests(first_s: float, count: int, took_s: float) -> list[Request]:
-    return [Request(first_s + i / 10, first_s + i / 10 + took_s, 100, 20, 50) for i in range(count)]
+def requests(first_s: float, count: int, took_s: float, error: str | None = None) -> list[RequestRecord]:
+    return [
+        RequestRecord(
+            block=0,
+            side="stable",
+            index=i,
+            prompt_sha256="",
+            scheduled_s=first_s + i / 10,
+            sent_s=first_s + i / 10,
+            ended_s=first_s + i / 10 + took_s,
+            prompt_tokens=100,
+            output_tokens=20,
+            error=error,
+        )
+        for i in range(count)
+    ]
 
 
 @given(st.integers(0, 100), st.floats(1, 500))
@@ -131,11 +178,20 @@ def test_a_cold_start_cannot_get_into_the_throughput(cold: int, took_s: float) -
     """However many slow requests the warm-up had, what is measured after it is the same."""
     warm = requests(60, 200, 2.0)
 
-    found = measured([*requests(0, cold, took_s), *warm], warm_s=60, until_s=90)
+    found = measured([*requests(0, cold, took_s), *warm], warm_s=60, until_s=90, cached_share=0.5)
 
-    assert found == measured(warm, warm_s=60, until_s=90)
+    assert found == measured(warm, warm_s=60, until_s=90, cached_share=0.5)
     assert found.requests_per_s == pytest.approx(10, rel=0.1)
     assert (found.prompt_tokens, found.output_tokens, found.cached_share) == (100, 20, 0.5)
+
+
+def test_what_failed_is_no_throughput() -> None:
+    """A server that refuses quickly would seem the fastest of all."""
+    warm = requests(60, 200, 2.0)
+
+    assert measured([*warm, *requests(60, 200, 0.01, "HTTP 503")], warm_s=60, until_s=90) == measured(
+        warm, warm_s=60, until_s=90
+    )
 
 
 def test_a_few_requests_are_no_measurement() -> None:

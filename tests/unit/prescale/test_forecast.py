@@ -1,7 +1,10 @@
 """A forecast is never negative, says how sure it is, and survives whatever the history or a member does."""
 
+import sys
 from datetime import timedelta
 from functools import lru_cache
+from types import FrameType
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -12,8 +15,9 @@ from headway.domain.series import Floats, QuantileForecast
 from headway.errors import ConfigError
 from headway.prescale.clean import without_faults
 from headway.prescale.forecast import Event, forecast, learn, learned_factor, roll, with_events, without_events
-from headway.prescale.forecast.ensemble import MEMBERS, filled
-from headway.prescale.forecast.members import Ints, Member, Past, hold, repeat
+from headway.prescale.forecast.blend import POWERS, mean, pooled, powers
+from headway.prescale.forecast.ensemble import KNOTS, MEMBERS, filled
+from headway.prescale.forecast.members import Ints, Member, Past, hold, past, predictions, repeat
 from tests.unit.prescale.data import DAY, START, daily, series
 
 
@@ -167,6 +171,90 @@ def test_a_member_that_fails_or_loses_is_left_out(bad: object) -> None:
     np.testing.assert_allclose(with_it.median, without.median, rtol=0.01)
     assert "broken" not in with_it.members
     assert any("broken (ZeroDivisionError: no level)" in note for note in with_it.notes) == (bad is _raises)
+
+
+def _lines_run(values: Floats) -> int:
+    """Return how many lines of the forecast's own code it takes to ask all members once."""
+    count = 0
+
+    def tracer(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal count
+        if "prescale/forecast" not in frame.f_code.co_filename:
+            return None
+        count += event == "line"
+        return tracer
+
+    before = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        predictions(MEMBERS, past(values, DAY, 1.0), np.array([len(values)]), KNOTS)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 1e-300, 1.0, 1e300]))
+def test_no_member_can_hang(seed: int, spike: float) -> None:
+    """No member goes on until something converges: the work is the same whatever was measured."""
+    drawn = np.random.default_rng(seed)
+    values = drawn.lognormal(0, 3, 8 * DAY)
+    values[drawn.random(len(values)) < 0.1] = spike
+    predictions(MEMBERS, past(values, DAY, 1.0), np.array([len(values)]), KNOTS)  # Shared weights are solved once.
+
+    assert _lines_run(values) == _lines_run(np.ones(8 * DAY))
+
+
+MEMBERS_SAY = st.lists(
+    st.tuples(st.one_of(st.just(np.nan), st.floats(0, 1e6)), st.floats(1e-3, 1)), min_size=1, max_size=12
+)
+
+
+@given(MEMBERS_SAY, st.floats(0, 1), st.floats(0, 1))
+def test_a_pool_is_within_what_is_said_and_rises_with_its_level(
+    told: list[tuple[float, float]], first: float, second: float
+) -> None:
+    said, share = np.array(told).T
+    low, high = (float(pooled(said, share, level=level)) for level in sorted((first, second)))
+    speaking, rounding = said[np.isfinite(said)], 1e-6
+
+    if len(speaking) == 0:
+        assert np.isnan([low, high]).all()
+    else:
+        assert speaking.min() - rounding <= low <= high + rounding <= speaking.max() + 2 * rounding
+
+
+@given(MEMBERS_SAY)
+def test_who_has_no_share_has_no_say(told: list[tuple[float, float]]) -> None:
+    said, share = np.array([*told, (1e9, 0.0)]).T
+
+    np.testing.assert_allclose(pooled(said, share), pooled(said[:-1], share[:-1]), rtol=1e-6, atol=1e-6)
+
+
+def test_a_peak_that_a_believable_member_sees_is_in_the_pool_and_not_in_the_mean() -> None:
+    said, share = np.array([[10.0, 10.0, 30.0]]), np.array([[0.35, 0.35, 0.3]])
+
+    assert mean(said, share) == pytest.approx(16)
+    assert pooled(said, share) > 25
+
+
+def test_far_ahead_fewer_errors_are_known_so_the_best_counts_less() -> None:
+    found = powers(np.array([1, 12, 144, 288]) / DAY)
+
+    assert (np.diff(found) <= 0).all()
+    np.testing.assert_allclose(found[[0, 2, 3]], (POWERS[0], POWERS[1], POWERS[1]))
+
+
+def test_a_quantile_a_day_ahead_reaches_the_kind_of_day_that_may_come() -> None:
+    """Three days of the week are twice the others; on the eve of the first, last week tells of it, not yesterday."""
+    values = daily(17, noise=0.03)
+    twice = np.isin(np.arange(17) % 7, (3, 4, 5))
+    values *= np.repeat(np.where(twice, 2.0, 1.0), DAY)
+
+    said = said_of(values[: 10 * DAY])
+
+    ahead = values[10 * DAY : 11 * DAY]
+    assert (ahead <= said.quantile(0.9)).mean() > 0.8
 
 
 def test_scores_of_other_members_are_refused() -> None:

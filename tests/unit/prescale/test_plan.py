@@ -292,3 +292,32 @@ def test_settings_that_cannot_be_are_refused() -> None:
         Limits(max_step=0)
     with pytest.raises(ConfigError, match="neither can be negative"):
         replace(SEEN, running=-1)
+
+
+@given(st.integers(1, 3), st.integers(1, 40), st.integers(1, 40))
+def test_what_is_there_for_a_peak_stays_until_the_peak_is_over(until: int, peak: int, asked: int) -> None:
+    """A peak may be over when a replica asked for now would serve: what was asked for it before must still be there.
+
+    It raises nothing: for a peak that near it is too late.
+    """
+    medians = [0.5] * 7
+    medians[until] = float(peak)
+
+    found = made(
+        replace(SEEN, load=0.5, running=asked), flat(medians), replace(LIMITS, minimum=1, max_step=40), lead_s=3600
+    )
+
+    assert min(peak, asked) <= found.floor <= max(asked, 2)
+
+
+@given(st.integers(1, 20), st.integers(0, 20), st.sampled_from(["no load", "broken forecast"]))
+def test_what_was_asked_for_holds_even_if_the_cluster_has_not_heard_of_it(
+    floor: int, running: int, lacking: str
+) -> None:
+    """The floor was set a moment ago, the target follows; what is missing now is no reason to take it back."""
+    load = None if lacking == "no load" else 0.5
+    forecast = flat([0.5] * 4) if lacking == "no load" else flat([math.nan] * 4)
+
+    found = made(replace(SEEN, load=load, running=running, floor=floor), forecast)
+
+    assert found.floor >= max(floor, running)

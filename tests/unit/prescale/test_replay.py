@@ -204,7 +204,10 @@ def test_to_know_what_comes_is_worth_more_than_to_keep_more_in_reserve(lead_min:
 
 def test_a_target_is_a_price() -> None:
     """A surer plan costs more and leaves less short: the frontier has two ends."""
-    stage = noisy_day(5)
+    # A forecast that knows what comes leaves nothing short at any target; this one says what was a day ago.
+    rates = daily(9, noise=0.25)
+    said = [flat(rates[at - DAY : at - DAY + 6], start=series(rates).at(at)) for at in range(8 * DAY, len(rates))]
+    stage = scene(series(rates), said, first=8 * DAY, lead_min=5)
 
     calm = serve(stage, headway(stage, rule=Rule(target=0.7)))
     bold = serve(stage, headway(stage, rule=Rule(target=1.0, quantile=0.5, margin=0.8)))

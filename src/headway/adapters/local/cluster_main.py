@@ -5,10 +5,12 @@ It runs in the serving environment under supervisord, one process a cluster, fro
 A changed `serve.json` is given to Serve within a second, which is how the replica range moves in place. If Ray dies,
 this program ends the rest of the cluster and exits, and supervisord starts it again: a killed cluster comes back.
 
-What it knows goes to `state.json`: its own life, and how many lives ended before the application ran.
+What it knows goes to `state.json`: its own life, and how many lives ended before the application ran. Which replicas
+were asked for and came goes to `scale_ups.json`, which outlives it.
 """
 
 import hashlib
+import http.client
 import json
 import os
 import shutil
@@ -18,17 +20,22 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from headway.adapters.local import scale_watch
 from headway.adapters.local.strays import end_strays
 
 POLL_S = 1.0
 RAY_ANSWERS_WITHIN_S = 300.0
 """A busy machine needs half a minute from `ray start` to an answer of the dashboard; this is for a stuck one."""
 
-CALL_TIMEOUT_S = 60.0
+CALL_TIMEOUT_S, LOOK_TIMEOUT_S = 60.0, 10.0
+LOOK_S = 5.0
+"""Between two looks at the replicas while none is awaited: a scale-up that Serve began by itself may seem longer by
+this."""
 TERM_S, KILL_S = 8.0, 12.0
 
 
@@ -52,10 +59,13 @@ class Cluster:
         self.application: str = launch["application"]
         self.temp_dir = Path(launch["temp_dir"])
         self.mark: dict[str, str] = launch["mark"]
+        self.deployment = ""
         self.given = ""
         """Digest of the Serve config that Serve has."""
         self.lives = self._lives() + 1
         self.ran = False
+        self.watch = scale_watch.ScaleWatch()
+        self.looked_s = 0.0
 
     def run(self) -> int:
         """Run until TERM (exit code 0) or until Ray dies (1)."""
@@ -68,7 +78,8 @@ class Cluster:
             self._wait_for_dashboard(ray)
             while ray.poll() is None:
                 self._deploy_if_changed()
-                self._note_if_running()
+                if not self.ran or self.watch.waiting or time.monotonic() >= self.looked_s + LOOK_S:
+                    self._look()
                 time.sleep(POLL_S)
             say(f"ray ended with code {ray.returncode}; ending what is left of the cluster")
         except Ended:
@@ -110,22 +121,38 @@ class Cluster:
         digest = hashlib.sha256(body).hexdigest()
         if digest == self.given:
             return
+        if self.given:
+            self._look()  # a scale-up counts from here, not from a look some seconds ago
+        self.deployment = json.loads(body)["applications"][0]["deployments"][0]["name"]
         call("PUT", self.api, self.token, body)
         say("Serve has the config" if not self.given else "Serve has the changed config")
         self.given = digest
         self._remember("deploying")
 
-    def _note_if_running(self) -> None:
-        if self.ran:
-            return
+    def _look(self) -> None:
+        """Note that the application runs, and which replicas came."""
+        self.looked_s = time.monotonic()
         try:
-            found = json.loads(call("GET", self.api, self.token))["applications"].get(self.application, {})
-        except OSError:
+            found = json.loads(call("GET", self.api, self.token, timeout_s=LOOK_TIMEOUT_S))["applications"]
+            application = found.get(self.application, {})
+            running, target = scale_watch.replicas(application, self.deployment)
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError):
             return  # busy; `ray.poll()` says when it is dead
-        if found.get("status") == "RUNNING":
+        if not self.ran and application.get("status") == "RUNNING":
             say("the application runs")
             self.ran, self.lives = True, 0
             self._remember("running")
+        if self.ran and target is not None:
+            self._keep(self.watch.look(self.looked_s, target=target, running=running))
+
+    def _keep(self, came: Sequence[scale_watch.Came]) -> None:
+        for one in came:
+            say(f"{one.replicas} replicas run, {one.took_s:.0f} s after they were asked for")
+        try:
+            if came:
+                scale_watch.keep(self.folder, came, time.time())
+        except OSError as error:
+            say(f"that could not be kept ({error})")  # a full disk must not cost the replicas their life
 
     def _lives(self) -> int:
         try:
@@ -140,7 +167,7 @@ class Cluster:
         part.replace(self.folder / "state.json")
 
 
-def call(method: str, url: str, token: str, body: bytes | None = None) -> bytes:
+def call(method: str, url: str, token: str, body: bytes | None = None, *, timeout_s: float = CALL_TIMEOUT_S) -> bytes:
     """Call Ray's dashboard.
 
     Raises:
@@ -150,7 +177,7 @@ def call(method: str, url: str, token: str, body: bytes | None = None) -> bytes:
     headers = {"content-type": "application/json", "authorization": f"Bearer {token}"}
     request = urllib.request.Request(url, data=body, method=method, headers=headers)  # noqa: S310 - http://127.0.0.1
     try:
-        with urllib.request.urlopen(request, timeout=CALL_TIMEOUT_S) as response:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=timeout_s) as response:  # noqa: S310
             return bytes(response.read())
     except urllib.error.HTTPError as error:
         text = error.read().decode(errors="replace")[-800:]

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,22 @@ import psutil
 import requests
 
 from headway.adapters.local import cluster_files as files
+from headway.adapters.local import scale_watch
 from headway.adapters.local.cluster_files import ClusterRecord
 from headway.adapters.local.engine_log import last_line, root_cause
 from headway.adapters.local.layout import CLUSTER_SLOTS, HOST, LocalLayout
 from headway.adapters.local.processes import ProcessState, Supervisor, end_strays, strays
 from headway.adapters.local.ray_head import ray_arguments, ray_environment
-from headway.domain.cluster import APPLICATION, Capacity, ClusterSpec, ClusterStatus, deployment_name, serve_config
+from headway.domain.cluster import (
+    APPLICATION,
+    Capacity,
+    ClusterSpec,
+    ClusterStatus,
+    ScaleUp,
+    checked_range,
+    deployment_name,
+    serve_config,
+)
 from headway.domain.profile import Replicas
 from headway.errors import Conflict, NotFound, Refused
 from headway.units import format_bytes, format_seconds
@@ -116,6 +127,7 @@ class LocalClusters:
         """Change the replica range in place; the cluster's program gives it to Serve within a second.
 
         Raises:
+            ConfigError: The range contradicts itself.
             NotFound: There is no such cluster.
         """
         with self._lock():
@@ -123,17 +135,30 @@ class LocalClusters:
             if record is None:
                 known = ", ".join(r.spec.name for r in files.every(self._layout)) or "none"
                 raise NotFound(f"no cluster {name}; there are: {known}", cluster=name)
-            spec = record.spec.model_copy(update={"replicas": replicas})
+            spec = record.spec.model_copy(update={"replicas": checked_range(replicas)})
             self._write(ClusterRecord(spec, record.slot, record.ports, record.asked_at))
+
+    def scale_ups(self, name: str, since: datetime) -> Sequence[ScaleUp]:
+        """Return the scale-ups of a cluster that ended since then, as its program saw them, oldest first.
+
+        A replica counts as come when Serve sends it requests: its engine has loaded the model by then. The first start
+        of a cluster is none, since that takes Ray's start too.
+        """
+        return [
+            ScaleUp(asked_at=_utc(one["asked_at"]), ready_at=_utc(one["ready_at"]), replicas=int(one["replicas"]))
+            for one in scale_watch.kept(files.folder(self._layout, name))
+            if _utc(one["ready_at"]) > since
+        ]
 
     def capacity(self) -> Capacity:
         """Tell how much memory another cluster may take: what is available, less what starting clusters will take."""
         memory = psutil.virtual_memory()
         promised, waiting = 0, 0
         for record in files.every(self._layout):
-            if (files.folder(self._layout, record.spec.name) / "ready.json").exists():
+            starting = self._starting(record)
+            if not starting:
                 continue
-            missing = record.spec.memory_bytes - _used_bytes(strays(self._mark(record.spec.name)))
+            missing = starting * record.spec.memory_bytes - _used_bytes(strays(self._mark(record.spec.name)))
             if missing > 0:
                 promised, waiting = promised + missing, waiting + 1
         free = max(0, int(memory.available) - promised)
@@ -143,6 +168,15 @@ class LocalClusters:
         if not self._free_slots():
             free, detail = 0, f"all {CLUSTER_SLOTS} slots are taken"
         return Capacity(free_bytes=free, total_bytes=int(memory.total), detail=detail)
+
+    def _starting(self, record: ClusterRecord) -> int:
+        """Return how many replicas a cluster will have once those have come that it waits for; zero if it has them."""
+        if not self._ready_file(record).exists():
+            return 1
+        if record.spec.replicas.max == 1:
+            return 0
+        status = self.status(record.spec.name)
+        return status.replicas_target if status.replicas_target > status.replicas_ready else 0
 
     def _start(self, record: ClusterRecord) -> None:
         folder = files.folder(self._layout, record.spec.name)
@@ -197,23 +231,32 @@ class LocalClusters:
         if status == "DEPLOY_FAILED":
             logs = self._temp_dir(record.slot) / "session_latest" / "logs"
             return _status(record, "failed", f"Serve: {root_cause(logs) or message or status}; more is in {logs}")
-        if status != "RUNNING":
+        # While replicas are added Serve calls the application deploying; those that are there serve all the same.
+        grows = status == "DEPLOYING" and ready > 0 and self._has_answered(record, process)
+        if status != "RUNNING" and not grows:
             return _status(record, "starting", f"Serve: {message or status.lower()}, {_since(process)}", ready, target)
         missing = self._unanswered(record, process)
-        return _status(record, "starting" if missing else "ready", missing, ready, target)
+        reason = missing or (f"Serve: {message or status.lower()}" if grows else "")
+        return _status(record, "starting" if missing else "ready", reason, ready, target)
+
+    def _has_answered(self, record: ClusterRecord, process: ProcessState) -> bool:
+        """Tell whether the endpoint has answered a completion in this life."""
+        return files.read_json(self._ready_file(record)) == _life(process)
+
+    def _ready_file(self, record: ClusterRecord) -> Path:
+        return files.folder(self._layout, record.spec.name) / "ready.json"
 
     def _unanswered(self, record: ClusterRecord, process: ProcessState) -> str:
         """Return what the endpoint does not do yet; empty if it lists the model and has answered in this life.
 
         The completion is sampled, because a greedy one does not reach the code that fails without a compiler.
         """
-        model, memory = record.spec.model, files.folder(self._layout, record.spec.name) / "ready.json"
+        model = record.spec.model
         try:
             listed = requests.get(f"{record.endpoint}/v1/models", timeout=API_TIMEOUT_S)
             if not listed.ok or model not in {item["id"] for item in listed.json()["data"]}:
                 return f"/v1/models does not list {model} (HTTP {listed.status_code})"
-            life = {"pid": process.pid, "started_at": process.started_at}
-            if files.read_json(memory) == life:
+            if self._has_answered(record, process):
                 return ""
             body = {"model": model, "prompt": "Hello", "max_tokens": 4, "temperature": 0.8}
             answer = requests.post(f"{record.endpoint}/v1/completions", json=body, timeout=PROBE_TIMEOUT_S)
@@ -221,7 +264,7 @@ class LocalClusters:
                 return f"a completion got HTTP {answer.status_code}: {answer.text[:200]}"
         except (requests.RequestException, ValueError, KeyError) as error:
             return f"the endpoint does not answer yet ({type(error).__name__})"
-        files.write_json(memory, life)
+        files.write_json(self._ready_file(record), _life(process))
         return ""
 
     def _free_slots(self) -> Sequence[int]:
@@ -281,9 +324,17 @@ def _status(
 
 
 def _replicas(record: ClusterRecord, found: Mapping[str, Any]) -> tuple[int, int]:
-    deployment = found.get("deployments", {}).get(deployment_name(record.spec.model), {})
-    running = sum(replica.get("state") == "RUNNING" for replica in deployment.get("replicas", ()))
-    return running, int(deployment.get("target_num_replicas") or record.spec.replicas.min)
+    running, target = scale_watch.replicas(found, deployment_name(record.spec.model))
+    return running, record.spec.replicas.min if target is None else target
+
+
+def _life(process: ProcessState) -> dict[str, Any]:
+    """Return what tells one life of a cluster's program from another."""
+    return {"pid": process.pid, "started_at": process.started_at}
+
+
+def _utc(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
 
 
 def _since(process: ProcessState) -> str:

@@ -60,6 +60,8 @@ class LocalLayout(Ports):
     own_signing_key: Path | None = None
     own_artifact_key: Path | None = None
     """The deployment's own key pair for artifacts; none: the pair among the generated secrets."""
+    prometheus_url: str | None = field(default=None, repr=False)
+    """Where tasks read the metrics; none: the stack's own scraper. It may hold a password."""
 
     @classmethod
     def make(
@@ -72,6 +74,7 @@ class LocalLayout(Ports):
         envs_dir: Path | None = None,
         signing_key: Path | None = None,
         artifact_key: Path | None = None,
+        prometheus_url: str | None = None,
     ) -> "LocalLayout":
         """Build a layout with absolute paths and the environments that the lock files name.
 
@@ -88,6 +91,7 @@ class LocalLayout(Ports):
             envs_dir=envs_dir,
             own_signing_key=signing_key,
             own_artifact_key=artifact_key,
+            prometheus_url=prometheus_url,
         )
         if (signing_key is None) != (artifact_key is None):
             raise ConfigError(

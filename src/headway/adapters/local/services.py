@@ -96,6 +96,8 @@ def airflow_env(layout: LocalLayout) -> dict[str, str]:
     )
     keys = {"HEADWAY_SIGNING_KEY": layout.own_signing_key, "HEADWAY_ARTIFACT_KEY": layout.own_artifact_key}
     values |= {name: str(path) for name, path in keys.items() if path is not None}
+    if layout.prometheus_url:
+        values["HEADWAY_PROMETHEUS_URL"] = layout.prometheus_url
     return layout.child_env("airflow", extra={**values, "HEADWAY_CODE": code_digest(layout.checkout)})
 
 

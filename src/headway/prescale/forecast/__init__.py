@@ -3,8 +3,9 @@
 `learn` once, `roll` at each tick, then `forecast`; known events around it with `without_events` and `with_events`.
 """
 
+from headway.domain.series import Event
 from headway.prescale.forecast.ensemble import HORIZON, LEVELS, STEP_S, Learned, forecast, learn, roll
-from headway.prescale.forecast.events import Event, learned_factor, with_events, without_events
+from headway.prescale.forecast.events import learned_factor, with_events, without_events
 
 __all__ = [
     "HORIZON",

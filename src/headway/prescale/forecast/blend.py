@@ -3,6 +3,10 @@
 The weight of a member falls with a high power of its mean absolute error, so losers are dropped and equals share. The
 error is that of about the last day; a few hours ahead it is the mean of that one and the one at about this hour on the
 days before (at the edge of a ramp other members are good than on a plateau). Every number of steps ahead has its own.
+
+The median is the members' weighted mean. A high quantile starts from a weighted quantile of what they say (a linear
+pool of opinions; M. Stone, "The opinion pool", Annals of Mathematical Statistics 32, 1961): where one believable member
+sees a peak that the others do not, the mean lies between the two, where the load will hardly be.
 """
 
 from dataclasses import dataclass, fields
@@ -22,11 +26,14 @@ HIGH = 0.9
 """The level of the high base: to say too much costs a ninth of saying too little."""
 HIGH_HALF_LIFE_DAYS = (0.25, 4.0)
 """At the next bin, and a day ahead or more: a surge that one member alone foresaw last week must not be forgotten."""
-HIGH_POWER = 10.0
+HIGH_POWER = 4.0
+POOLED = 0.8
+"""Which quantile of the members the high base is: below the level that it stands for, since errors come on top."""
 HOURLY_HALF_LIFE_DAYS = 3.0
 HOURLY_WIDTH = 1.33
 """Hours: how near an hour of the day has to be to tell about this one."""
-POWER = 20.0
+POWERS = (20.0, 8.0)
+"""At the next bin, and a day ahead or more: there the few errors that are known tell less of who is better."""
 LEAST_SCORED = 6.0
 """Errors (decayed) before a member's score counts."""
 HOURS = 24
@@ -98,19 +105,55 @@ class Scores:
         return _relative(self.pinball, self.pinball_count)
 
 
-def shares(errors: Floats, said: Flags, *, power: float = POWER) -> Floats:
+def powers(ahead_days: Floats) -> Floats:
+    """Return how much a larger error costs so many days ahead, between the two over the logarithm."""
+    near, far = POWERS
+    part = 1 - np.log(np.minimum(ahead_days, 1.0)) / np.log(ahead_days.min())
+    return np.asarray(near + (far - near) * part)
+
+
+def shares(errors: Floats, said: Flags, *, power: Floats | float) -> Floats:
     """Return the share of each member, knots x members; each row sums to one, or to zero where nobody speaks.
 
     Args:
         errors: Relative errors; NaN where unknown.
         said: Whether the member says anything.
-        power: How much a larger error costs.
+        power: How much a larger error costs; one for all, or one a row.
     """
     share = np.where(np.isfinite(errors) & said, np.maximum(errors, 1e-6) ** -power, 0.0)
     # Before anything is scored all that speak are alike.
     share = np.where(share.sum(axis=1, keepdims=True) > 0, share, said.astype(float))
     total = share.sum(axis=1, keepdims=True)
     return np.asarray(share / np.where(total > 0, total, 1.0))
+
+
+def mean(said: Floats, share: Floats) -> Floats:
+    """Return the members' mean by their share; where nobody speaks, NaN."""
+    speaks = np.isfinite(said)
+    weight = np.where(speaks, share, 0.0)
+    total = weight.sum(axis=-1)
+    found = (np.where(speaks, said, 0.0) * weight).sum(axis=-1) / np.where(total > 0, total, 1.0)
+    return np.asarray(np.where(total > 0, found, np.nan))
+
+
+def pooled(said: Floats, share: Floats, *, level: float = POOLED) -> Floats:
+    """Return a quantile of what the members say, each counted by its share; where nobody speaks, NaN.
+
+    Between the middles of two members' shares it is interpolated.
+    """
+    weight = np.where(np.isfinite(said), share, 0.0)
+    # Who has no share is set to the end, behind all that may be chosen.
+    order = np.argsort(np.where(weight > 0, said, np.inf), axis=-1)
+    said, weight = np.take_along_axis(said, order, axis=-1), np.take_along_axis(weight, order, axis=-1)
+    total = weight.sum(axis=-1, keepdims=True)
+    middle = (np.cumsum(weight, axis=-1) - weight / 2) / np.where(total > 0, total, 1.0)
+    speakers = (weight > 0).sum(axis=-1, keepdims=True)
+    upper = np.minimum((middle < level).sum(axis=-1, keepdims=True), np.maximum(speakers - 1, 0))
+    lower = np.maximum(upper - 1, 0)
+    low, high = (np.take_along_axis(middle, at, axis=-1) for at in (lower, upper))
+    part = np.clip((level - low) / np.where(high > low, high - low, 1.0), 0.0, 1.0)
+    least, most = (np.take_along_axis(said, at, axis=-1) for at in (lower, upper))
+    return np.asarray(np.where(total > 0, least * (1 - part) + most * part, np.nan)[..., 0])
 
 
 def _relative(loss: Floats, count: Floats) -> Floats:

@@ -44,24 +44,23 @@ def weights(age_days: Floats, hours_apart: Floats, *, steps: int, day: int) -> F
 
 
 def offsets(errors: Floats, weight: Floats, levels: tuple[float, ...], *, own: float) -> Floats:
-    """Return a weighted quantile of each column of errors.
+    """Return weighted quantiles of errors.
 
     Args:
-        errors: In units of the spread; one column for each level, without NaN.
-        weight: Of each row.
-        levels: The level of each column.
-        own: Weight of the error to come, in heaviest rows: errors of forecasts far ahead overlap, so there are fewer of
-            them than it seems, and the next one is worth more than a row.
+        errors: In units of the spread, without NaN.
+        weight: Of each.
+        levels: Which quantiles.
+        own: Weight of the error to come, in heaviest ones: errors of forecasts far ahead overlap, so there are fewer of
+            them than it seems, and the next one is worth more than one.
 
     Returns:
         One offset for each level; zeros without any error.
     """
     if len(errors) == 0:
         return np.zeros(len(levels))
-    order = np.argsort(errors, axis=0, kind="stable")
-    ranked = np.take_along_axis(errors, order, axis=0)
+    order = np.argsort(errors, kind="stable")
     weighed = weight[order]
     # The error to come may lie beyond all others: on either side half of its weight.
     extra = float(weight.max()) * own
-    position = (np.cumsum(weighed, axis=0) - weighed / 2 + extra / 2) / (weight.sum() + extra)
-    return np.array([np.interp(level, position[:, i], ranked[:, i]) for i, level in enumerate(levels)])
+    position = (np.cumsum(weighed) - weighed / 2 + extra / 2) / (weight.sum() + extra)
+    return np.asarray(np.interp(levels, position, errors[order]))

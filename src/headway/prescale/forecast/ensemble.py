@@ -13,7 +13,7 @@ import numpy as np
 from headway.domain.series import Floats, QuantileForecast, Series
 from headway.errors import ConfigError
 from headway.prescale.forecast import conformal, members
-from headway.prescale.forecast.blend import HIGH, HIGH_POWER, HOURLY_UP_TO, HOURS, Scores, shares
+from headway.prescale.forecast.blend import HIGH, HIGH_POWER, HOURLY_UP_TO, HOURS, Scores, mean, pooled, powers, shares
 from headway.prescale.forecast.members import Ints
 from headway.units import format_seconds
 
@@ -26,12 +26,17 @@ KNOTS = (1, 2, 3, 4, 6, 9, 12, 18, 24, 36, 48, 72, 96, 120, 144, 192, 240, 288)
 """Steps ahead at which members are scored; between two of them weights and errors are interpolated."""
 DAY = 144
 NEAR = np.array(KNOTS) <= HOURLY_UP_TO * DAY
+POWERS = powers(np.array(KNOTS) / DAY)[:, None]
 KEPT_BINS = conformal.KEPT_DAYS * DAY + HORIZON
 LEARNED_DAYS = 7
 """How much of the history is replayed: what is older weighs nothing in any score."""
 BEYOND = 1.1
 """How far a quantile may lie above all that was measured in eight days, unless the median does too."""
 MEMBERS = members.standard()
+PARTS = tuple(min(max((level - 0.5) / (HIGH - 0.5), 0.0), 1.0) for level in LEVELS)
+"""How much of the high base, against the median, each level starts from: none below the median, above it ever more."""
+BASES = {part: tuple(i for i, one in enumerate(PARTS) if one == part) for part in dict.fromkeys(PARTS)}
+"""The levels that start from each base: their errors are the same, so they are sorted once."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +47,7 @@ class Learned:
         until: Number of the first bin (since 1970) that was not taken in yet.
         scores: How the members did.
         said: Medians by origin (its bin number modulo the rows) and knot; NaN where none was made.
-        high: What the members said that are good for a high quantile, likewise.
+        high: The high quantile of what the members said, before their errors are on top, likewise.
         failed: Members that raised, with what they said.
     """
 
@@ -110,8 +115,8 @@ def roll(learned: Learned, series: Series, *, among: Sequence[members.Member] = 
         row = (first + index + 1) % KEPT_BINS
         errors = scores.errors(int(_hour(np.array(first + index + 1))), near=NEAR)
         speaks = np.isfinite(now)
-        medians[row] = _mean(now, shares(errors, speaks))
-        highs[row] = _mean(now, shares(scores.high_errors(), speaks, power=HIGH_POWER))
+        medians[row] = mean(now, shares(errors, speaks, power=POWERS))
+        highs[row] = pooled(now, shares(scores.high_errors(), speaks, power=HIGH_POWER))
     words = tuple(f"{name} ({why})" for name, why in failed.items())
     return Learned(until=series.first_bin + len(series), scores=scores, said=medians, high=highs, failed=words)
 
@@ -148,11 +153,11 @@ def forecast(
     now = said[0]
     speaks = np.isfinite(now[np.array(KNOTS) - 1])
     errors = learned.scores.errors(int(_hour(np.array(origin))), near=NEAR)
-    share = _between_knots(shares(errors, speaks))
+    share = _between_knots(shares(errors, speaks, power=POWERS))
     high = _between_knots(shares(learned.scores.high_errors(), speaks, power=HIGH_POWER))
-    median = _mean(now, share)
+    median = mean(now, share)
     offset = _between_knots(_offsets(learned, series, seen.scale))
-    base = _bases(median, _mean(now, high))
+    base = median[:, None] * (1 - np.array(PARTS)) + pooled(now, high)[:, None] * np.array(PARTS)
     values = base + offset * conformal.spread(base, seen.scale)
     # Errors made in a valley say nothing about a peak that nobody has seen.
     highest = float(seen.values[-8 * DAY :].max())
@@ -222,21 +227,6 @@ def _hour(bins: Ints) -> Ints:
     return np.asarray(bins % DAY * HOURS // DAY)
 
 
-def _bases(median: Floats, high: Floats) -> Floats:
-    """Return from what the quantile of each level starts: the median below it, above it more and more the high base."""
-    part = np.clip((np.array(LEVELS) - 0.5) / (HIGH - 0.5), 0.0, 1.0)
-    return np.asarray(median[:, None] * (1 - part) + high[:, None] * part)
-
-
-def _mean(said: Floats, share: Floats) -> Floats:
-    """Return the members' mean by their share; where nobody speaks, NaN."""
-    speaks = np.isfinite(said)
-    weight = np.where(speaks, share, 0.0)
-    total = weight.sum(axis=-1)
-    mean = (np.where(speaks, said, 0.0) * weight).sum(axis=-1) / np.where(total > 0, total, 1.0)
-    return np.asarray(np.where(total > 0, mean, np.nan))
-
-
 def _between_knots(rows: Floats) -> Floats:
     """Return rows for all steps from those at the knots, interpolated over the logarithm of the steps."""
     at = np.log(np.arange(1, HORIZON + 1))
@@ -260,11 +250,14 @@ def _offsets(learned: Learned, series: Series, scale: float) -> Floats:
             # Not known yet so far ahead: as for fewer steps, growing like the root of the time.
             result[row] = result[row - 1] * np.sqrt(knot / KNOTS[row - 1])
             continue
-        base = _bases(learned.said[at][usable], learned.high[at][usable])
-        errors = (value[usable][:, None] - base) / conformal.spread(base, scale)
         apart = np.abs(made[usable] - origin) % DAY * 24 / DAY
         weight = conformal.weights((origin - targets[usable]) / DAY, np.minimum(apart, 24 - apart), steps=knot, day=DAY)
-        result[row] = conformal.offsets(errors, weight, LEVELS, own=knot**0.5)
+        median, high, came = learned.said[at][usable], learned.high[at][usable], value[usable]
+        for part, columns in BASES.items():
+            base = median * (1 - part) + high * part
+            errors = (came - base) / conformal.spread(base, scale)
+            levels = tuple(LEVELS[column] for column in columns)
+            result[row, list(columns)] = conformal.offsets(errors, weight, levels, own=knot**0.5)
     return result
 
 

@@ -1,4 +1,4 @@
-"""What every picture of the report shares: size, axes, and SVG text that takes its colours from the page.
+"""What every picture shares: size, axes, and SVG text that takes its colours from the page.
 
 So a picture suits light and dark alike, needs nothing beside the page, and says in words what it shows.
 """
@@ -7,7 +7,7 @@ import io
 import re
 from typing import TYPE_CHECKING
 
-from headway.release.page import esc
+from headway.pages.html import esc
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,1 @@
+"""What every page is built of: HTML that needs nothing beside it, and pictures in the page's own colours."""

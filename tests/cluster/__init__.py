@@ -1,0 +1,1 @@
+"""Tests against a Kubernetes control plane: the rig, or the cluster that KUBECONFIG names."""
