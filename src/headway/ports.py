@@ -194,6 +194,8 @@ class Sample(NamedTuple):
     value: float
 
 
+REQUESTS = "headway_requests_total"
+"""Counter of the gateway, by `model` and `side`: attempts at the side, however they ended. It is what is demanded."""
 UPTIME = "headway_gateway_uptime_seconds"
 """Series without labels: how long the gateway has been counting. It is there whenever the gateway is read."""
 

@@ -10,14 +10,18 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, sleep
+from uuid import uuid4
 
 import psutil
 import pytest
 import requests
+from rich.console import Console
 
 from headway.adapters.local.processes import strays
 from headway.cli.demo import MODEL, QUESTION
+from headway.cli.follow import Follower
 from headway.cli.steady import SteadyClient
+from headway.domain.prescaling import Tick
 from headway.domain.release import record_key
 from headway.domain.value import slug
 from headway.release import record
@@ -149,6 +153,34 @@ def test_a_candidate_that_dies_in_the_canary_is_rolled_back_and_no_client_notice
     assert client.tally.answered > 0
     assert stack.backend.clusters.status(candidate).phase == "absent"
     assert strays({"HEADWAY_STACK": stack.layout.stack_mark, "HEADWAY_CLUSTER": candidate}) == []
+
+
+def test_the_dag_plans_a_model_that_asks_for_it_and_gives_its_range_back_when_it_does_not(stack: Stack) -> None:
+    """Two lines in the profile, and ten minutes later there is a plan to look at; without them all is as before."""
+    follower = Follower(stack.backend, Console())
+    profile = CHECKOUT / "profiles" / "local-tiny.yaml"
+    written = profile.read_text()
+
+    def tick() -> None:
+        run = stack.backend.runs.trigger("prescale", f"e2e-{uuid4()}", {})
+        assert follower.wait_for("prescale", run.run_id, within_s=300) == "success"
+
+    def planned() -> Tick:
+        said = stack.headway("forecast", MODEL, "--json")
+        assert said.returncode == 0, said.stderr
+        return Tick.model_validate_json(said.stdout)
+
+    profile.write_text(f"{written}prescale: {{enabled: true, requests_per_s: 2.0}}\n")
+    try:
+        tick()
+        made = planned()
+        assert (made.floor, made.running, made.requests_per_s) == (1, 1, 2.0)
+        assert made.load is not None
+        assert MODEL in stack.headway("forecast", MODEL).stdout
+    finally:
+        profile.write_text(written)
+    tick()
+    assert planned().mode == "off"
 
 
 def test_a_second_replica_is_up_before_a_replayed_peak(stack: Stack) -> None:

@@ -30,7 +30,8 @@ from headway.domain.profile import Replicas
 from headway.domain.series import DAY_S
 from headway.domain.traffic import Backend, Route
 from headway.errors import Conflict
-from headway.prescale.history import REQUESTS, STEP_S, History, to_parquet
+from headway.ports import REQUESTS
+from headway.prescale.history import STEP_S, History, to_parquet
 from headway.prescale.tick import tick
 from tests.conftest import CHECKOUT
 from tests.factories import make_plan, make_profile

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headway.domain.prompts import MIN_PROMPTS, rows
 from headway.domain.release import ReleasePlan
 from headway.errors import ConfigError
-from headway.ports import Sample
+from headway.ports import REQUESTS, Sample
 from headway.release import load
 from tests.factories import make_plan, make_profile
 from tests.fakes import FakeMetrics, FakeWeightStore
@@ -38,7 +38,7 @@ def history(values: list[float], every_s: float = 10, **labels: str) -> FakeMetr
     start = NOW - timedelta(seconds=every_s * (len(values) - 1))
     for number, value in enumerate(values):
         at = start + timedelta(seconds=every_s * number)
-        metrics.put(load.REQUESTS, {"model": "tiny", "side": "stable", **labels}, at, value)
+        metrics.put(REQUESTS, {"model": "tiny", "side": "stable", **labels}, at, value)
     return metrics
 
 
@@ -114,7 +114,7 @@ def test_stables_last_hour_becomes_arrivals() -> None:
 
 def test_too_little_history_is_refused_and_not_replaced_by_something_else() -> None:
     metrics = history([100, 149])
-    metrics.put(load.REQUESTS, {"model": "other", "side": "stable"}, NOW, 9e9)
+    metrics.put(REQUESTS, {"model": "other", "side": "stable"}, NOW, 9e9)
 
     with pytest.raises(ConfigError) as error:
         resolve({}, metrics, arrivals="replay", trace="history")

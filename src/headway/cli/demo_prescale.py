@@ -30,8 +30,9 @@ from headway.domain.prescaling import EVERY_S, Tick, history_key
 from headway.domain.release import record_key
 from headway.domain.value import slug
 from headway.errors import Conflict, DeadlineExceeded
+from headway.ports import REQUESTS
 from headway.prescale.capacity import Throughput, measured
-from headway.prescale.history import REQUESTS, STEP_S, History, to_parquet
+from headway.prescale.history import STEP_S, History, to_parquet
 from headway.prescale.tick import tick
 from headway.units import format_bytes, format_seconds
 

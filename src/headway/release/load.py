@@ -14,12 +14,11 @@ from typing import NamedTuple
 from headway.domain import prompts
 from headway.domain.release import ReleasePlan
 from headway.errors import ConfigError, NotFound
-from headway.ports import Metrics, Sample, WeightStore
+from headway.ports import REQUESTS, Metrics, Sample, WeightStore
 
 HISTORY = "history"
 """The word in `canary.trace` for stable's own last hour."""
 WINDOW = timedelta(hours=1)
-REQUESTS = "headway_requests_total"
 MIN_ARRIVALS = 50
 """Fewer hold no pattern that is worth replaying."""
 MAX_ARRIVALS = 50_000

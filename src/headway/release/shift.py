@@ -10,7 +10,7 @@ from headway.domain.traffic import Route
 from headway.domain.value import Value
 from headway.errors import CanaryFailed, Conflict, HeadwayError
 from headway.judge import live
-from headway.ports import Clusters, Metrics, Objects, Traffic
+from headway.ports import REQUESTS, Clusters, Metrics, Objects, Traffic
 
 SHUT_OUT = 2
 """How often the gateway may shut the candidate out in a step (three failed connections or five errors in a row). Then
@@ -210,7 +210,7 @@ class _Gateway:
 
     def tried(self, side: str, since: datetime) -> float:
         """Return how many attempts may have failed since then: those begun since, and those in flight at that time."""
-        return self.grown("headway_requests_total", side, since) + self._count("headway_requests_active", side, since)
+        return self.grown(REQUESTS, side, since) + self._count("headway_requests_active", side, since)
 
     def between(self, side: str, start: datetime, end: datetime) -> live.Buckets:
         """Return how long the requests took that ended meanwhile."""

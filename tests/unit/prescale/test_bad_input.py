@@ -19,10 +19,9 @@ from headway.domain.prescaling import Tick, history_key, learned_key, plan_key
 from headway.domain.release import record_key
 from headway.domain.series import QuantileForecast, Series
 from headway.errors import ConfigError, HeadwayError
-from headway.ports import Sample
+from headway.ports import REQUESTS, Sample
 from headway.prescale.forecast import ensemble, members
 from headway.prescale.forecast.members import Member
-from headway.prescale.history import REQUESTS
 from headway.prescale.throughput import RECORD, Sustained
 from tests.unit.prescale.world import NOON, OUTPUT, PROMPT, SUSTAINED, PlayedMetrics, World, daily, prescaled
 

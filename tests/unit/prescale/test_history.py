@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from headway.domain import engine_series
 from headway.domain.series import Floats
 from headway.errors import BackendUnavailable, ConfigError, IntegrityError
-from headway.ports import Sample
+from headway.ports import REQUESTS, Sample
 from headway.prescale.history import (
     COLUMNS,
-    REQUESTS,
     STEP_S,
     History,
     checked,

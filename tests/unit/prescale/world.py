@@ -15,8 +15,8 @@ from headway.domain.prescaling import Tick, history_key, plan_key, read_tick
 from headway.domain.profile import Profile
 from headway.domain.traffic import Backend, Route
 from headway.errors import BackendUnavailable
-from headway.ports import Sample
-from headway.prescale.history import REQUESTS, STEP_S, History, to_parquet
+from headway.ports import REQUESTS, Sample
+from headway.prescale.history import STEP_S, History, to_parquet
 from headway.prescale.tick import tick
 from tests.factories import make_plan, make_profile
 from tests.fakes import FakeClusters, FakeLedger, FakeMetrics, FakeObjects, FakeTraffic

@@ -37,7 +37,7 @@ from headway.adapters.local.envoy import SIDES, upstream
 from headway.adapters.local.layout import LocalLayout
 from headway.domain import engine_series
 from headway.domain.traffic import Route
-from headway.ports import UPTIME
+from headway.ports import REQUESTS, UPTIME
 
 EVERY_S = 2.0
 BUCKETS_EVERY = timedelta(seconds=6)
@@ -49,7 +49,7 @@ KEEP = timedelta(hours=48)
 TIMEOUT_S = 2.0
 
 ENVOY_SERIES = {
-    "envoy_cluster_upstream_rq_total": ("headway_requests_total", 1.0),
+    "envoy_cluster_upstream_rq_total": (REQUESTS, 1.0),
     "envoy_cluster_upstream_rq_xx": ("headway_request_errors_total", 1.0),
     "envoy_cluster_upstream_rq_retry": ("headway_request_errors_total", 1.0),
     "envoy_cluster_upstream_rq_active": ("headway_requests_active", 1.0),

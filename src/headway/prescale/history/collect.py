@@ -8,11 +8,9 @@ import numpy as np
 
 from headway.domain import engine_series
 from headway.domain.series import Floats
-from headway.ports import Metrics
+from headway.ports import REQUESTS, Metrics
 from headway.prescale.history.table import STEP_S, History, floor
 
-REQUESTS = "headway_requests_total"
-"""The gateway's counter, both sides: what is asked for. What engines count is only what was served."""
 AGAIN_BINS = 2
 """Newest bins that are read again: their last samples may have come late."""
 LOOK_BACK = timedelta(days=1)
