@@ -38,7 +38,7 @@ PROCESSES = (1, 2)
 TOKENS = 16
 LONG = (200, 64)
 """Streams a second and tokens an answer: as many tokens as one process is trusted with."""
-SERVE_RATE_PER_S, SERVE_REQUESTS, SERVE_TOKENS = 10.0, 100, 32
+SERVE_TOKENS = 32
 SERVE_PROGRAM = """
 import argparse, sys
 from vllm.benchmarks.serve import add_cli_args, main
@@ -46,6 +46,13 @@ parser = argparse.ArgumentParser()
 add_cli_args(parser)
 main(parser.parse_args(sys.argv[1:]))
 """
+
+
+class ServeLoad(NamedTuple):
+    """A round of the second table."""
+
+    rate_per_s: float = 10.0
+    requests: int = 100
 
 
 class Drive(NamedTuple):
@@ -189,13 +196,13 @@ def lag_table(folder: Path, rounds: range, seconds: float) -> None:
         print(f"| {client} | {processes} | {rate} | {tokens} | {late} ({each}) | {rest} |")
 
 
-def ours(url: str, model: str, seed: int) -> Medians:
+def ours(url: str, model: str, seed: int, load: ServeLoad) -> Medians:
     """Measure one round with headway's generator."""
     work = job(
         url,
         model,
-        rate_per_s=SERVE_RATE_PER_S,
-        requests=SERVE_REQUESTS,
+        rate_per_s=load.rate_per_s,
+        requests=load.requests,
         tokens=SERVE_TOKENS,
         seed=seed,
         paired=False,
@@ -213,16 +220,16 @@ class Peer(NamedTuple):
     """For its input and its result."""
 
 
-def theirs(url: str, model: str, seed: int, peer: Peer) -> Medians:
+def theirs(url: str, model: str, seed: int, load: ServeLoad, peer: Peer) -> Medians:
     """Measure one round with vLLM's own benchmark, in its environment."""
     folder = peer.folder
-    prompts = [ask.prompt for ask in Prompts(_prompts_job(url, model, seed)).block(1)]
+    prompts = [ask.prompt for ask in Prompts(_prompts_job(url, model, seed, load)).block(1)]
     data, result = folder / "prompts.jsonl", folder / "serve.json"
     data.write_text("".join(json.dumps({"prompt": p, "output_tokens": SERVE_TOKENS}) + "\n" for p in prompts))
     command = [
         *(str(peer.python), "-c", SERVE_PROGRAM, "--backend", "openai", "--base-url", url, "--model", model),
         *("--dataset-name", "custom", "--dataset-path", str(data), "--custom-output-len", str(SERVE_TOKENS)),
-        *("--num-prompts", str(SERVE_REQUESTS), "--request-rate", str(SERVE_RATE_PER_S), "--ignore-eos"),
+        *("--num-prompts", str(load.requests), "--request-rate", str(load.rate_per_s), "--ignore-eos"),
         *("--temperature", "0", "--tokenizer", str(peer.tokenizer), "--skip-chat-template", "--disable-shuffle"),
         *("--save-result", "--save-detailed", "--result-dir", str(folder), "--result-filename", result.name),
         *("--num-warmups", "8", "--disable-tqdm", "--seed", str(seed)),
@@ -237,21 +244,21 @@ def theirs(url: str, model: str, seed: int, peer: Peer) -> Medians:
     return Medians(ttft_ms, tpot_ms)
 
 
-def _prompts_job(url: str, model: str, seed: int) -> BenchJob:
-    return job(url, model, rate_per_s=1, requests=SERVE_REQUESTS, tokens=SERVE_TOKENS, seed=seed + 1000, paired=False)
+def _prompts_job(url: str, model: str, seed: int, load: ServeLoad) -> BenchJob:
+    return job(url, model, rate_per_s=1, requests=load.requests, tokens=SERVE_TOKENS, seed=seed + 1000, paired=False)
 
 
-def serve_table(url: str, model: str, rounds: range, peer: Peer) -> None:
+def serve_table(url: str, model: str, rounds: range, load: ServeLoad, peer: Peer) -> None:
     """Print medians beside those of `vllm.benchmarks.serve`."""
     print("\n## Beside vllm.benchmarks.serve\n")
     print(
-        f"{len(rounds)} rounds each, taking turns; {SERVE_REQUESTS} requests a round at {SERVE_RATE_PER_S:g}/s, ",
+        f"{len(rounds)} rounds each, taking turns; {load.requests} requests a round at {load.rate_per_s:g}/s, ",
         end="",
     )
     print(f"{SERVE_TOKENS} tokens. Ours counts from the scheduled arrival, theirs from the sending.\n")
     print("| figure | headway p50 | serve p50 | ratio of pooled medians | ratio round by round |")
     print("|---|---|---|---|---|")
-    pairs = [(ours(url, model, number), theirs(url, model, number, peer)) for number in rounds]
+    pairs = [(ours(url, model, number, load), theirs(url, model, number, load, peer)) for number in rounds]
     for place, name in enumerate(("TTFT ms", "TPOT ms")):
         each = [statistics.median(a[place]) / statistics.median(b[place]) for a, b in pairs]
         a, b = ([value for pair in pairs for value in pair[side][place]] for side in (0, 1))
@@ -315,6 +322,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", choices=("lag", "serve", "look"), default=("lag", "serve", "look"))
     parser.add_argument("--url", help="a running vLLM, up to and without /v1; only the second table is made")
     parser.add_argument("--model", default=MODEL, help="its name there")
+    usual = ServeLoad()
+    parser.add_argument("--rate", type=float, default=usual.rate_per_s, help="requests/s of the second table")
+    parser.add_argument("--requests", type=int, default=usual.requests, help="requests of a round of it")
     parser.add_argument(
         "--serve-python", type=Path, help="python with vLLM; by default that of the environment `serve`"
     )
@@ -331,14 +341,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rounds = range(given.seed, given.seed + given.rounds)
-        peer = Peer(python, tokenizer, folder)
+        peer, load = Peer(python, tokenizer, folder), ServeLoad(given.rate, given.requests)
         if "lag" in only:
             lag_table(folder, rounds, given.seconds)
         if "serve" in only and given.url:
-            serve_table(given.url, given.model, rounds, peer)
+            serve_table(given.url, given.model, rounds, load, peer)
         elif "serve" in only:
             with mock_server(folder, max(os.sched_getaffinity(0))) as url:
-                serve_table(url, MODEL, rounds, peer)
+                serve_table(url, MODEL, rounds, load, peer)
         if "look" in only:
             look_table(given.rounds)
 

@@ -29,7 +29,7 @@ step lint "${tools}/ruff" check --quiet .
 step format "${tools}/ruff" format --check --quiet .
 step types "${tools}/mypy" --no-error-summary --python-executable "${airflow}/python"
 step contracts contracts
-[[ ${1:-} != --tests ]] || step unit timeout --kill-after=30 600 "${airflow}/python" -m pytest tests/unit -q --numprocesses auto --dist worksteal
+[[ ${1:-} != --tests ]] || step unit timeout --kill-after=30 600 "${airflow}/python" -m pytest tests/unit -q --hypothesis-profile=quick --numprocesses auto --dist worksteal
 
 if [[ ${#failed[@]} -gt 0 ]]; then
   echo "check: failed: ${failed[*]}" >&2

@@ -86,7 +86,7 @@ def test_a_refusal_before_the_plan_has_a_report() -> None:
 @example("$\\frac{1}{$ \\undefined")
 @example("\ud800 half a character")
 @example("safe\u202eesrever\x00\x1b[31m")
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=2, deadline=None)
 def test_text_from_outside_is_only_text(attack: str) -> None:
     """Servers, checkpoints and people write what they like; the page stays whole and shows nothing that hides."""
     kept = attack.encode(errors="replace").decode()  # as the generator writes it; a file cannot hold anything else

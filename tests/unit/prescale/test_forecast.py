@@ -196,13 +196,16 @@ def _lines_run(values: Floats) -> int:
 @settings(max_examples=8, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([0.0, 1e-300, 1.0, 1e300]))
 def test_no_member_can_hang(seed: int, spike: float) -> None:
-    """No member goes on until something converges: the work is the same whatever was measured."""
+    """No member goes on until something converges: the work is the same whatever was measured, or less.
+
+    A member that raises costs the line that notes it.
+    """
     drawn = np.random.default_rng(seed)
     values = drawn.lognormal(0, 3, 8 * DAY)
     values[drawn.random(len(values)) < 0.1] = spike
     predictions(MEMBERS, past(values, DAY, 1.0), np.array([len(values)]), KNOTS)  # Shared weights are solved once.
 
-    assert _lines_run(values) == _lines_run(np.ones(8 * DAY))
+    assert _lines_run(values) <= _lines_run(np.ones(8 * DAY)) + 2 * len(MEMBERS)
 
 
 MEMBERS_SAY = st.lists(
