@@ -37,10 +37,10 @@ from headway.domain.release import record_key
 from headway.domain.series import DAY_S
 from headway.domain.traffic import Backend, Route
 from headway.domain.value import slug
-from headway.ports import Sample
+from headway.ports import REQUESTS, Sample
 from headway.prescale import calendar, clock, schedule, state, throughput
 from headway.prescale.clean import without_faults
-from headway.prescale.history import REQUESTS, STEP_S, History, rows, to_parquet
+from headway.prescale.history import STEP_S, History, rows, to_parquet
 from operators.workers import Workers
 from tests.component.servers import S3Server, s3_server
 from tests.factories import make_plan, make_profile
