@@ -370,6 +370,21 @@ def test_while_traffic_shifts_stable_keeps_what_it_has_and_the_candidate_gets_it
     assert world.clusters.specs["tiny-next"].replicas.min == math.ceil(floor / 2)
 
 
+def test_what_served_before_a_promotion_keeps_the_least_that_the_profile_wants(world: World) -> None:
+    """It is there for the way back; the peak's replicas are paid for once."""
+    before = make_plan(world.profile).cluster.model_copy(
+        update={"name": "tiny-before", "replicas": world.profile.replicas.model_copy(update={"min": 8})}
+    )
+    world.clusters.apply(before)
+    route = world.traffic.route("tiny")
+    previous = Backend(cluster="tiny-before", release="tiny-v0-r1", version=1, cluster_digest="d" * 64)
+    world.traffic.shift(route.model_copy(update={"previous": previous}))
+
+    world.tick()
+
+    assert world.clusters.specs["tiny-before"].replicas == world.profile.replicas
+
+
 def test_lead_times_are_learned_from_real_scale_ups(world: World) -> None:
     """Five of twenty minutes each: the plan looks farther ahead than the ten minutes it was told."""
     world.clusters.scaled[world.stable] = [
