@@ -32,6 +32,7 @@ import pandas as pd
 
 from benchmarks import forecast_peers as peers
 from headway.domain.series import Floats, Series
+from headway.prescale.backtest.baselines import filled
 from headway.prescale.clean import clean, without_faults
 from headway.prescale.forecast import STEP_S, Learned, forecast, learn, roll
 
@@ -63,14 +64,6 @@ def load(path: Path) -> Series:
     return Series(regular.index[0].to_pydatetime().replace(tzinfo=UTC), STEP_S, regular.to_numpy(dtype=float))
 
 
-def filled(values: Floats) -> Floats:
-    """Return the series for peers that know no gap: missing is as the day before."""
-    result = values.copy()
-    for index in np.flatnonzero(np.isnan(values)):
-        result[index] = result[index - DAY] if index >= DAY else (result[index - 1] if index else np.nanmean(values))
-    return result
-
-
 def ours(series: Series, origins: np.ndarray) -> Said:
     """Return what headway says; at each origin the history is cleaned as it was known then."""
     medians, highs = [], []
@@ -87,7 +80,7 @@ def ours(series: Series, origins: np.ndarray) -> Said:
 
 def all_said(series: Series, origins: np.ndarray, kept: Path | None, only: list[str]) -> dict[str, Said]:
     """Return what every method says; peers that were asked before are read from `kept`."""
-    history = filled(series.values)
+    history = filled(series.values, DAY)
     points: dict[str, tuple[Floats, Floats | None, float]] = {}
     for name in (*peers.PEERS, peers.LIGHTGBM):
         if only and name not in only:

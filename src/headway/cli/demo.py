@@ -17,11 +17,11 @@ from rich.table import Table
 
 from headway.adapters.local.layout import EnvironmentName, LocalLayout
 from headway.cli.follow import RELEASE_DAG, Followed, Follower, utcnow
+from headway.cli.progress import Progress
 from headway.cli.steady import SteadyClient, Tally
 from headway.domain.value import slug
 from headway.errors import Conflict, HeadwayError
 from headway.release import record
-from headway.units import format_seconds
 
 if TYPE_CHECKING:
     from headway.wiring import Backend
@@ -65,7 +65,7 @@ class Demo:
         self._backend = backend
         self._follower = follower
         self._console = console
-        self._spent: list[tuple[str, float]] = []
+        self._progress = Progress(console)
 
     @property
     def model_url(self) -> str:
@@ -78,21 +78,21 @@ class Demo:
         Raises:
             DemoFailed: Something was not as it must be; what was found is in the text.
         """
-        with self._timed("clear what an earlier demo left"):
+        with self._progress.timed("clear what an earlier demo left"):
             self.reset()
-        with self._timed("make the model's three versions"):
+        with self._progress.timed("make the model's three versions"):
             folder = self.prepare()
-        with self._timed("register them in MLflow"):
+        with self._progress.timed("register them in MLflow"):
             self.register(folder)
 
         promotions = [self.promote(1, wanted="promoted")]
         answer = self.ask()
-        self._say(f"\n[bold]Q[/] {QUESTION}\n[bold]A[/] {answer}\n")
+        self._progress.say(f"\n[bold]Q[/] {QUESTION}\n[bold]A[/] {answer}\n")
 
         with SteadyClient(self.model_url, MODEL, period_s=CLIENT_PERIOD_S) as client:
             promotions.append(self.promote(2, wanted="promoted"))
             promotions.append(self.promote(3, wanted="rejected"))
-            with self._timed("see that nothing tries version 3 again"):
+            with self._progress.timed("see that nothing tries version 3 again"):
                 self.nothing_tries_again(3)
         self.check(client.tally)
         self.summary(promotions, client.tally)
@@ -139,12 +139,12 @@ class Demo:
 
     def promote(self, version: int, *, wanted: str) -> Promotion:
         """Set the alias as an ML engineer does, and follow the release that comes of it."""
-        self._say(f"\n[bold]{ALIAS} -> {MODEL} version {version}[/] ({VERSIONS[version]})")
+        self._progress.say(f"\n[bold]{ALIAS} -> {MODEL} version {version}[/] ({VERSIONS[version]})")
         started = monotonic()
         # Before the alias moves: the reconciling run may be faster than this program.
         self._follower.remember_known()
         self._mlflow().set_registered_model_alias(MODEL, ALIAS, str(version))
-        with self._timed(f"release of version {version}"):
+        with self._progress.timed(f"release of version {version}"):
             self._follower.reconcile_now()
             followed = self._follower.follow_next(MODEL, version)
         state = self._state(version)
@@ -154,7 +154,7 @@ class Demo:
                 f"version {version} should be {wanted}, and it is {outcome}: "
                 f"{state.reason if state else 'nothing was recorded'}"
             )
-        self._say(f"[bold]{outcome}[/]: {state.reason if state else ''}")
+        self._progress.say(f"[bold]{outcome}[/]: {state.reason if state else ''}")
         return Promotion(version, followed, wanted, monotonic() - started)
 
     def ask(self) -> str:
@@ -211,18 +211,18 @@ class Demo:
         where = Table(title="Where the time went", title_justify="left")
         where.add_column("part")
         where.add_column("seconds", justify="right")
-        for name, seconds in self._spent:
+        for name, seconds in self._progress.spent:
             where.add_row(name, f"{seconds:.0f}")
         self._console.print(where)
         answers = ", ".join(f"{count} by {release}" for release, count in tally.releases.items())
-        self._say(
+        self._progress.say(
             f"The client asked {tally.answered + len(tally.failures)} times: {len(tally.failures)} failures; {answers}."
         )
-        self._say(
+        self._progress.say(
             "The paired benchmark used demo margins, chosen for two noisy CPU cores; they are no production margins."
         )
         layout = self._layout
-        self._say(
+        self._progress.say(
             f"\n[bold]Where to look[/]\n"
             f"  Airflow   {layout.airflow_url}  (user admin, password in {layout.airflow_passwords})\n"
             f"  MLflow    {layout.mlflow_url}\n"
@@ -258,17 +258,6 @@ class Demo:
         from mlflow import MlflowClient
 
         return MlflowClient(self._layout.mlflow_url, self._layout.mlflow_url)
-
-    def _say(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True)
-
-    @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
-        started = monotonic()
-        self._say(f"[dim]...[/] {what}")
-        yield
-        self._spent.append((what, monotonic() - started))
-        self._say(f"[green]ok[/]  {what} ({format_seconds(monotonic() - started)})")
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from headway.cli.demo import MODEL, Demo, DemoFailed, only_one
 from headway.cli.follow import Follower, utcnow
 from headway.cli.morning import SPEED, Outcome, Replayed, Script, Seen, clock, judged, over, script
 from headway.cli.morning_page import page
+from headway.cli.progress import Progress
 from headway.cli.users import Users
 from headway.cli.warp import FastPorts, Memory, Warp, WarpedClusters, WarpedMetrics
 from headway.domain.cluster import ClusterSpec
@@ -34,7 +35,7 @@ from headway.ports import REQUESTS
 from headway.prescale.capacity import Throughput, measured
 from headway.prescale.history import STEP_S, History, to_parquet
 from headway.prescale.tick import tick
-from headway.units import format_bytes, format_seconds
+from headway.units import format_bytes
 
 if TYPE_CHECKING:
     from headway.wiring import Backend
@@ -73,6 +74,7 @@ class PrescaleDemo:
         self._layout = layout
         self._backend = backend
         self._console = console
+        self._progress = Progress(console)
 
     def run(self) -> Path:
         """Show it, and return where the page with the picture is.
@@ -125,14 +127,14 @@ class PrescaleDemo:
     def measure(self, spec: ClusterSpec) -> Throughput:
         """Return what one replica sustains while its answers stay quick, by keeping so much under way at all times."""
         together = max(1, round(FULL * spec.replicas.target_ongoing))
-        with self._timed(f"measure what one replica sustains ({together} requests at a time)"):
+        with self._progress.timed(f"measure what one replica sustains ({together} requests at a time)"):
             with self._users() as users:
                 users.saturate(together)
                 sleep(WARM_S + SATURATED_S)
             if users.failures:
                 raise DemoFailed(f"{len(users.failures)} requests failed; the first: {users.failures[0]}")
             found = measured(users.records, warm_s=WARM_S, until_s=WARM_S + SATURATED_S)
-        self._say(
+        self._progress.say(
             f"    {found.requests_per_s:.2f} requests/s with {found.prompt_tokens:.0f} tokens in and "
             f"{found.output_tokens:.0f} out: this is one busy replica"
         )
@@ -157,7 +159,7 @@ class PrescaleDemo:
             yield
         finally:
             self._backend.clusters.floor(spec.name, spec.replicas)
-            with self._timed("let the cluster be as it was"):
+            with self._progress.timed("let the cluster be as it was"):
                 self._settle(spec, processes)
 
     def replay(self, spec: ClusterSpec, story: Script) -> Replayed:
@@ -172,7 +174,7 @@ class PrescaleDemo:
         )
         ticks: list[Tick] = []
         seen: list[Seen] = []
-        with self._timed("learn from the fortnight before, without changing anything"):
+        with self._progress.timed("learn from the fortnight before, without changing anything"):
             # It also loads what planning needs: an hour of the fast clock, the first time.
             watching = story.profile.prescale.model_copy(update={"shadow": True})
             tick(
@@ -180,7 +182,7 @@ class PrescaleDemo:
                 self._ports(story, Warp(utcnow(), story.start, SPEED)),
                 now=story.start,
             )
-        self._say(
+        self._progress.say(
             f"[dim]...[/] replay {clock(story.start)} to {clock(story.end)}, {SPEED} times faster than life: one "
             f"replica is not enough from {clock(story.needed_at)} on"
         )
@@ -238,11 +240,11 @@ class PrescaleDemo:
         for name, value in outcome.facts:
             table.add_row(name, value)
         self._console.print(table)
-        self._say(f"picture   {path}")
+        self._progress.say(f"picture   {path}")
 
     def _show(self, made: Tick, seen: Seen) -> None:
         load = "  -  " if made.load is None else f"{made.load:5.2f}"
-        self._say(
+        self._progress.say(
             f"    {clock(made.made_at)}  load {load}  growth x{made.growth:4.2f}  floor {made.floor}  "
             f"replicas {seen.ready} of {seen.target}  ({made.by}) {escape(' '.join(made.problems))}"
         )
@@ -276,16 +278,6 @@ class PrescaleDemo:
         stable = self._backend.traffic.route(MODEL).stable
         release = stable.release if stable else ""
         return Users(f"{self._layout.gateway_url}/{MODEL}", MODEL, release=release, max_tokens=MAX_TOKENS)
-
-    def _say(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True)
-
-    @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
-        started = monotonic()
-        self._say(f"[dim]...[/] {what}")
-        yield
-        self._say(f"[green]ok[/]  {what} ({format_seconds(monotonic() - started)})")
 
 
 def demo_prescale() -> None:
