@@ -45,6 +45,8 @@ class ClusterSpec(Value):
     tensor_parallel: int
     memory_bytes: int
     """What one replica needs by the plan, for the capacity check."""
+    serving_image: str = ""
+    """Image by digest; on the embedded stack the digest of the serving environment's lock."""
 
 
 class ClusterStatus(Value):

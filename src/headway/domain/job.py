@@ -21,6 +21,10 @@ class Job(Value):
     payload: dict[str, Any]
     """The program's JSON input. No secret: those come from the environment of the program."""
     deadline_s: int
+    accelerator: str = ""
+    """Whose nodes it belongs on, as the profile names it; empty: anywhere. The embedded stack has one node."""
+    accelerators: int = 0
+    """How many of them it needs for itself."""
 
 
 class JobStatus(Value):

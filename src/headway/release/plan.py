@@ -115,6 +115,7 @@ def make(
             accelerator=profile.hardware.accelerator,
             tensor_parallel=profile.hardware.per_replica,
             memory_bytes=first.memory.needed_bytes,
+            serving_image=serving_image,
         ),
         contenders=tuple(contenders) if race else (),
         passed_over=tuple(f"{option.scheme}: {option.reason}" for option in passed),
