@@ -1,7 +1,7 @@
 # Everything that is done with headway, as verbs. `make` alone lists them.
 SHELL := bash
 .DEFAULT_GOAL := help
-.PHONY: help setup up down demo demo-prescale doctor check test test-all rig bench-staging bench-schemes bench-canary bench-live bench-generator bench-tick bench-decisions docs clean
+.PHONY: help setup up down demo demo-prescale doctor check test test-all rig node bench-staging bench-schemes bench-canary bench-live bench-generator bench-tick bench-decisions docs clean
 
 help:  ## List the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/|/' | awk -F'|' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -34,6 +34,9 @@ test-all: test  ## The same; tests that need a GPU or a cluster say so and skip
 
 rig: setup  ## Build a real Kubernetes control plane for tests/cluster (about 20 minutes and 6 GiB once, Go caches included)
 	@PYTHONPATH=src:. "$$(local/env_path airflow)/bin/python" -m tests.cluster.rig
+
+node: rig  ## Build a real one-node Kubernetes for tests/node (as root; about 15 minutes and 4 GiB once, Go caches included)
+	@PYTHONPATH=src:. "$$(local/env_path airflow)/bin/python" -m tests.node.machine
 
 bench-staging:  ## Staging against curl, s5cmd, boto3, huggingface_hub and Run:ai's streamer (6 minutes, 10 GiB of disk)
 	@local/setup.sh bench

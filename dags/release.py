@@ -88,6 +88,8 @@ reason in one sentence. The same reason is on the model version in MLflow (`head
         model=model,
         version="{{ params.version }}",
         alias="{{ params.alias }}",
+        # Not in the form: the webhook names a version that counts only as long as the alias names it too.
+        while_alias="{{ (dag_run.conf or {}).get('while_alias') }}",
     )
     ref = select.output
     plan = PlanOperator(task_id="plan", model=model, ref=ref, scheme="{{ params.scheme }}")

@@ -90,6 +90,7 @@ PROFILE_NOTES = {
     "replicas.max": "most replicas",
     "replicas.target_ongoing": "requests in flight on a replica that Serve's autoscaler aims at",
     "replicas.downscale_delay_s": "how long the load must be low before a replica ends",
+    "rollout.no_room": "where replicas do not fit beside what runs: `refuse`, `wait` for it, or `shrink` to what fits",
     "canary.p50_margin": "share by which the candidate's medians may be worse and still pass",
     "canary.p95_margin": "the same for the 95th percentiles",
     "canary.error_margin_pct": "percentage points by which the candidate may fail more often",

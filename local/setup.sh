@@ -2,7 +2,8 @@
 # Builds what headway runs on: uv, and virtual environments named by their lock files.
 #   HEADWAY_CACHE/uv/<lock>/            the installer
 #   HEADWAY_CACHE/envs/<name>-<lock>/   airflow, serve, quantize, tools; only by name: bench (peers of the
-#                                       benchmarks), tasks (lm-evaluation-harness), rig (Go, where PATH has none)
+#                                       benchmarks), tasks (lm-evaluation-harness), rig (Go, where PATH has none),
+#                                       pods (what the light image has)
 # An environment that has its `.complete` mark is never touched again; one without it is built anew.
 #
 # usage: local/setup.sh [NAME...]       the four that headway runs on without a name
@@ -16,7 +17,7 @@ names=("$@")
 attempts=3
 
 # GiB on disk while it is built, packages on their way included.
-declare -A room_gib=([airflow]=3 [serve]=4 [quantize]=8 [tools]=1 [bench]=8 [tasks]=3 [rig]=1)
+declare -A room_gib=([airflow]=3 [serve]=4 [quantize]=8 [tools]=1 [bench]=8 [tasks]=3 [rig]=1 [pods]=1)
 
 fail() { echo "setup: $*" >&2; exit 1; }
 digest() { sha256sum "$1" | cut -c1-12; }
@@ -26,7 +27,7 @@ if [[ -n ${HEADWAY_ENVS_DIR:-} ]]; then
   exit 0
 fi
 for name in "${names[@]}"; do
-  [[ -e ${locks}/${name}.lock ]] || fail "there is no environment ${name}; there are airflow, serve, quantize, tools, bench, tasks, rig"
+  [[ -e ${locks}/${name}.lock ]] || fail "there is no environment ${name}; there are airflow, serve, quantize, tools, bench, tasks, rig, pods"
 done
 [[ $(uname -s)-$(uname -m) == Linux-x86_64 ]] || fail "the lock files are for Linux on x86-64, this is $(uname -sm)"
 

@@ -26,13 +26,18 @@ tests() { # SECONDS ARGUMENTS...
 
 heading "check"
 local/check.sh
-heading "unit and contract tests"
+heading "unit tests"
 tests 1200 tests/unit --numprocesses auto --dist worksteal
-tests 1200 tests/contract
+heading "the rig: a Kubernetes control plane, built where it is not there yet (20 minutes, once)"
+PYTHONPATH=src:. "${airflow}/python" -m tests.cluster.rig
+heading "contract tests"
+tests 1800 tests/contract
 heading "documentation"
 local/docs.sh
 heading "component tests: real services"
 tests 3600 tests/component --timeout=1200
+heading "cluster tests: the rig"
+tests 3600 tests/cluster
 heading "end to end: the demo"
 # In the order of the file: each test leaves the stack as the next one expects it, and the last takes it down.
 tests 3600 tests/e2e -p no:randomly --timeout=3000 -s

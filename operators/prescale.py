@@ -14,7 +14,7 @@ from airflow.sdk.timezone import utcnow
 
 from headway.domain.prescaling import EVERY_S, Tick, plan_key, read_tick
 from headway.domain.profile import Profile
-from headway.errors import Conflict, IntegrityError
+from headway.errors import Conflict, HeadwayError, IntegrityError
 from operators.base import RETRIES, RETRY_DELAY
 from operators.errors import translated
 from operators.hook import HeadwayHook
@@ -71,9 +71,11 @@ class PrescaleOperator(BaseOperator):
             try:
                 due = {model: profile for model, profile in profiles.items() if _is_due(backend, profile)}
                 told = self.plan_all(due, utcnow())
+                # A profile that cannot be read is no profile that is gone.
+                left = [] if faults else _let_go(backend, profiles)
             finally:
                 backend.lease.release(LEASE, holder, utcnow())
-        return self.told(told, faults)
+        return self.told(told, [*faults, *left])
 
     def plan_all(self, profiles: Mapping[str, Profile], now: datetime) -> Iterable[Answer]:
         """Plan the models in processes of their own."""
@@ -111,6 +113,20 @@ class PrescaleOperator(BaseOperator):
             more = f"; and {len(failed) - TOLD} more, see the log" if len(failed) > TOLD else ""
             raise AirflowFailException("; ".join(failed[:TOLD]) + more)
         return dict(modes)
+
+
+def _let_go(backend: "Backend", profiles: Mapping[str, Profile]) -> list[str]:
+    """Give back room that is held for models that nobody plans any more; return what went wrong."""
+    if backend.warm is None:
+        return []
+    planned = {model for model, profile in profiles.items() if profile.prescale.enabled}
+    try:
+        for held in backend.warm.held():
+            if held.model not in planned:
+                backend.warm.hold(held.model, held.accelerator, held.per_replica, 0)
+    except HeadwayError as error:
+        return [f"the room that is held for models that nobody plans could not be given back: {error.message}"]
+    return []
 
 
 def _is_due(backend: "Backend", profile: Profile) -> bool:

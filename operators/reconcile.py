@@ -9,6 +9,7 @@ from airflow.sdk.timezone import utcnow
 from headway.domain.model import ModelVersion
 from headway.domain.prescaling import Tick, plan_key, read_tick
 from headway.domain.profile import Profile
+from headway.domain.traffic import Route
 from headway.domain.value import slug
 from headway.errors import (
     ConfigError,
@@ -56,9 +57,11 @@ class ReconcileOperator(BaseOperator):
             active = {str(run.conf.get("model")) for run in backend.runs.active(RELEASE_DAG)}
         done: list[str] = []
         faults: list[str] = []
+        routes = _routes(backend)
         for model, profile in profiles.items():
             try:
-                done += self.start_due(backend, profile, busy=model in active)
+                route = routes.get(model) or backend.traffic.route(model)
+                done += self.start_due(backend, profile, route, busy=model in active)
             except HeadwayError as error:
                 faults.append(f"{model}: {error.message}")
             try:
@@ -75,14 +78,13 @@ class ReconcileOperator(BaseOperator):
             raise AirflowFailException("; ".join(faults))
         return done
 
-    def start_due(self, backend: "Backend", profile: Profile, *, busy: bool) -> list[str]:
-        """Start the release of one model if it is due."""
-        route = backend.traffic.route(profile.model)
-        if busy or route.paused or holder_of(backend, profile.model, utcnow()) is not None:
+    def start_due(self, backend: "Backend", profile: Profile, route: Route, *, busy: bool) -> list[str]:
+        """Start the release of one model if it is due, and no other is at work on it."""
+        if busy or route.paused:
             return []
-        wanted = desired(backend, profile)
+        wanted = desired(backend, profile, route)
         action = reconcile.start(wanted, route, busy=busy, now=utcnow()) if wanted else None
-        if action is None:
+        if action is None or holder_of(backend, profile.model, utcnow()) is not None:
             return []
         conf = {"model": action.model, "version": action.version}
         run = backend.runs.trigger(RELEASE_DAG, action.run_id, conf, note=action.reason)
@@ -94,7 +96,9 @@ class ReconcileOperator(BaseOperator):
         routes = backend.traffic.routes()
         clusters = backend.clusters.list()
         models = {r.model for r in routes} | {c.spec.model for c in clusters if c.spec}
-        leased = {model: holder_of(backend, model, now) is not None for model in models}
+        # Asked for are the leases of those alone that might have something to end: each is a request.
+        due = {action.model for action in reconcile.expired(routes, clusters, dict.fromkeys(models, False), now)}
+        leased = {model: holder_of(backend, model, now) is not None for model in due}
         done = []
         for action in reconcile.expired(routes, clusters, leased, now):
             try:
@@ -127,14 +131,22 @@ def ticks_missed(backend: "Backend", profile: Profile) -> list[str]:
     return [late] if late else []
 
 
-def desired(backend: "Backend", profile: Profile) -> reconcile.Desired | None:
+def _routes(backend: "Backend") -> dict[str, Route]:
+    """Return every model's route by one request; none where one cannot be read: then each is asked for by itself."""
+    try:
+        return {route.model: route for route in backend.traffic.routes()}
+    except IntegrityError:
+        return {}
+
+
+def desired(backend: "Backend", profile: Profile, route: Route) -> reconcile.Desired | None:
     """Find out what the registry and the profile ask for now; none if the alias names nothing."""
     try:
         version = backend.registry.resolve(profile.model, alias=profile.alias)
     except NotFound:
         return None
     releases = _releases(backend, profile.model)
-    stable = backend.traffic.route(profile.model).stable
+    stable = route.stable
     alias = (
         backend.ledger.read(f"releases/{slug(profile.model)}/{stable.release}/{ALIAS_RECORD}.json") if stable else None
     )

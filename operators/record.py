@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from airflow.sdk import Context
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from airflow.sdk.timezone import utcnow
 
 from headway.domain.release import ReleasePlan, ReleaseRef
@@ -38,6 +38,7 @@ class RecordOperator(ReleaseOperator):
         """End the release."""
         # Not through the lease: after it was lost, the route tells what is still ours, and that is left in order.
         with open_release(self.step, self.model, self.ref, context, ttl_s=None) as release:
+            _skip_stale(release)
             end = self.end(release)
         if end.outcome != self.fails_unless:
             raise AirflowFailException(f"{end.outcome}: {end.reason}")
@@ -114,6 +115,14 @@ def _report(
         log.exception("the report of %s could not be drawn", release.release)
         text = f"{ref.model} version {ref.version}: {end.outcome}. {end.reason}\nThe report could not be drawn; "
         return f"<pre>{html.escape(text)}see the log of the task record.</pre>".encode(), {}
+
+
+def _skip_stale(release: OpenRelease) -> None:
+    """End as `select` did if it found that nobody wants this release any more: it touched nothing but the lease."""
+    stale = None if release.ref else release.backend.ledger.read(release.key(recall.STALE))
+    if stale is not None:
+        release.backend.lease.release(slug(release.model), release.holder, utcnow())
+        raise AirflowSkipException(stale["reason"])
 
 
 def _still_ours(release: OpenRelease) -> bool:

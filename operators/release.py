@@ -7,6 +7,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from airflow.sdk.timezone import utcnow
 from airflow.triggers.base import BaseTrigger
 
+from headway.domain.cluster import ClusterStatus
 from headway.domain.job import JobStatus
 from headway.domain.model import Selection
 from headway.domain.release import Check, Reference, ReleasePlan, Verdict, record_key
@@ -19,7 +20,7 @@ from operators.approve import ApproveOperator
 from operators.base import OpenRelease, ReleaseOperator, WaitingOperator
 from operators.record import RecordOperator
 from operators.select import SelectOperator
-from operators.triggers import ClusterTrigger, JobTrigger, ShiftTrigger
+from operators.triggers import ClusterTrigger, JobTrigger, RoomTrigger, ShiftTrigger
 from operators.waiting import poll
 
 if TYPE_CHECKING:
@@ -204,13 +205,15 @@ class RolloutOperator(WaitingOperator):
     step = "rollout"
 
     def begin(self, release: OpenRelease) -> str:
-        """Start the cluster, or adopt it."""
-        backend = release.backend
-        return rollout.begin(release.plan, release.sure_ref, backend.clusters, backend.traffic).name
+        """Start the cluster, or adopt it; where the profile waits for room, it may not be there yet."""
+        return self._begin(release).name
 
     def ended(self, release: OpenRelease, subject: str) -> bool:
-        """Look whether it answers, or has failed."""
-        return release.backend.clusters.status(subject).phase != "starting"
+        """Look whether it answers, or has failed; start it where it was waiting for room that has come."""
+        status = release.backend.clusters.status(subject)
+        if status.phase == "absent" and self._waits(release):
+            return self._begin(release).phase not in ("absent", "starting")
+        return status.phase != "starting"
 
     def finish(self, release: OpenRelease, subject: str) -> None:
         """Make it reachable for the benchmark."""
@@ -228,11 +231,25 @@ class RolloutOperator(WaitingOperator):
     def abandon(self, release: OpenRelease, subject: str) -> str:
         """Leave the cluster to `record`, and say what it was doing."""
         status = release.backend.clusters.status(subject)
+        if status.phase == "absent" and self._waits(release):
+            return f"cluster {subject} waited for room: {release.backend.clusters.room(release.plan.cluster).detail}"
         return f"cluster {subject} was {status.phase}{f': {status.reason}' if status.reason else ''}"
 
     def trigger(self, release: OpenRelease, subject: str, **common: Any) -> BaseTrigger:
-        """Watch the cluster."""
+        """Watch the cluster, or the room that it waits for."""
+        if self._waits(release) and release.backend.clusters.status(subject).phase == "absent":
+            return RoomTrigger(spec=release.plan.cluster.to_json(), **common)
         return ClusterTrigger(name=subject, **common)
+
+    def _begin(self, release: OpenRelease) -> ClusterStatus:
+        backend = release.backend
+        status = rollout.begin(release.plan, release.sure_ref, backend.clusters, backend.traffic)
+        if status.phase == "absent":
+            self.log.info("%s %s", status.name, status.reason)
+        return status
+
+    def _waits(self, release: OpenRelease) -> bool:
+        return release.plan.profile.rollout.no_room == "wait"
 
 
 class CanaryOperator(JobOperator):

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from typing import Any, ClassVar
 
+from airflow.sdk.exceptions import AirflowSkipException
 from airflow.sdk.timezone import utcnow
 from airflow.triggers.base import BaseTrigger
 
@@ -24,21 +25,30 @@ class SelectOperator(WaitingOperator):
     """Takes the model's lease, waiting for another release of the model to end, and freezes the version."""
 
     step = "select"
-    template_fields: Collection[str] = ("model", "version", "alias")
+    template_fields: Collection[str] = ("model", "version", "alias", "while_alias")
     operator_extra_links = (ModelLink(),)
     late_hint: ClassVar[str] = "see what it waits for in Airflow, fail that run if it is stuck, and start again"
 
-    def __init__(self, *, version: int | str | None = None, alias: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        version: int | str | None = None,
+        alias: str | None = None,
+        while_alias: str | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Keep the arguments.
 
         Args:
             version: Number of the version; none for the alias.
             alias: Alias to resolve; none for the profile's.
+            while_alias: Release the version only if this alias names it when the release begins.
             kwargs: Of the base.
         """
         super().__init__(**kwargs)
         self.version = version
         self.alias = alias
+        self.while_alias = while_alias
         self.model_url = ""
 
     def begin(self, release: OpenRelease) -> str:
@@ -46,6 +56,8 @@ class SelectOperator(WaitingOperator):
         release.backend.profile(release.model)
         if release.backend.traffic.route(release.model).paused:
             raise Refused(f"{release.model} is paused; `headway resume {release.model}` lets releases start again")
+        # Here too, so that what is stale does not wait for its turn first.
+        self._skip_stale(release)
         return release.model
 
     def ended(self, release: OpenRelease, subject: str) -> bool:
@@ -59,6 +71,7 @@ class SelectOperator(WaitingOperator):
 
     def finish(self, release: OpenRelease, subject: str) -> None:
         """Freeze the version, or find the one that an earlier try froze."""
+        self._skip_stale(release)
         alias, version = _asked(self.alias, self.version)
         profile = release.backend.profile(release.model)
         self._keep_alias(release, profile.alias)
@@ -89,6 +102,27 @@ class SelectOperator(WaitingOperator):
     def trigger(self, release: OpenRelease, subject: str, **common: Any) -> BaseTrigger:
         """Wait for the lease; there is none of ours to renew."""
         return LeaseTrigger(lease_of=release.model, asker=release.holder, deadline=common["deadline"])
+
+    def _skip_stale(self, release: OpenRelease) -> None:
+        """End without a release if the alias that asked for this version names another one by now.
+
+        A message of the registry may come late, or wait for its turn while the next one does. What an earlier try of
+        this task has frozen stays.
+        """
+        alias, _ = _asked(self.while_alias, None)
+        _, version = _asked(None, self.version)
+        if alias is None or version is None or release.recall("select", Selection) is not None:
+            return
+        try:
+            named = release.backend.registry.resolve(release.model, alias=alias).version
+        except NotFound:
+            named = None
+        if named == version:
+            return
+        now_names = f"version {named}" if named else "no version"
+        why = f"alias {alias} of {release.model} names {now_names} by now, so nobody asks for version {version}"
+        release.backend.ledger.append(release.key(recall.STALE), {"version": version, "named": named, "reason": why})
+        raise AirflowSkipException(why)
 
     def _keep_alias(self, release: OpenRelease, alias: str) -> None:
         try:

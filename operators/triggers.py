@@ -14,6 +14,7 @@ from typing import Any
 from airflow.sdk.timezone import utcnow
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from headway.domain.cluster import ClusterSpec
 from headway.domain.release import ReleasePlan, record_key
 from headway.domain.value import slug
 from headway.errors import CanaryFailed, HeadwayError
@@ -145,6 +146,24 @@ class ClusterTrigger(WorldTrigger):
         return None if status.phase == "starting" else {"phase": status.phase}
 
     # No `end`: `record` runs after a person ended the task, and takes the candidate down there.
+
+
+class RoomTrigger(WorldTrigger):
+    """Waits until a cluster has a place beside what runs."""
+
+    def __init__(self, *, spec: dict[str, Any], **kwargs: Any) -> None:
+        """Args as above, and the cluster's `ClusterSpec` as JSON."""
+        super().__init__(**kwargs)
+        self.spec = spec
+
+    def extra(self) -> dict[str, Any]:
+        """Add the cluster."""
+        return {"spec": self.spec}
+
+    def look(self) -> dict[str, Any] | None:
+        """Fire when it fits. The task looks again: another may have been faster."""
+        room = HeadwayHook().backend.clusters.room(ClusterSpec.model_validate(self.spec))
+        return {"room": room.detail} if room.fits or not room.possible else None
 
 
 class LeaseTrigger(WorldTrigger):

@@ -8,15 +8,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from headway.domain import counters
-from headway.domain.cluster import Capacity, ClusterSpec, ClusterStatus, ScaleUp, checked_range
+from headway.domain.cluster import ClusterSpec, ClusterStatus, Room, ScaleUp, checked_range
 from headway.domain.job import Job, JobStatus
 from headway.domain.model import ModelVersion
 from headway.domain.profile import Replicas, Signer
 from headway.domain.traffic import Route
 from headway.domain.weights import Manifest
 from headway.errors import BackendUnavailable, ConfigError, Conflict, ModelRejected, NotFound, Refused
-from headway.ports import UPTIME, LeaseGrant, Sample, Signed, StoredObject
-from headway.units import GIB
+from headway.ports import UPTIME, Held, LeaseGrant, Sample, Signed, StoredObject
+from headway.units import GIB, format_bytes
 
 
 @dataclass
@@ -111,9 +111,17 @@ class FakeClusters:
     def scale_ups(self, name: str, since: datetime) -> Sequence[ScaleUp]:
         return sorted((up for up in self.scaled.get(name, ()) if up.ready_at > since), key=lambda up: up.ready_at)
 
-    def capacity(self) -> Capacity:
-        used = self.used_bytes + sum(spec.memory_bytes for spec in self.specs.values())
-        return Capacity(free_bytes=max(0, self.total_bytes - used), total_bytes=self.total_bytes, detail="fake")
+    def room(self, spec: ClusterSpec) -> Room:
+        used = self.used_bytes + sum(one.memory_bytes * one.replicas.min for one in self.specs.values())
+        free = max(0, self.total_bytes - used)
+        replicas = free // spec.memory_bytes
+        needed = f"needs {spec.replicas.min} x {format_bytes(spec.memory_bytes)}"
+        return Room(
+            fits=replicas >= spec.replicas.min,
+            possible=self.total_bytes >= spec.memory_bytes,
+            replicas=replicas,
+            detail=f"{needed}, and {format_bytes(free)} of {format_bytes(self.total_bytes)} are free",
+        )
 
     def fail(self, name: str, reason: str) -> None:
         """Let a cluster fail."""
@@ -272,6 +280,29 @@ class FakeLease:
         current = self.holder(key, now)
         if current is not None and current.holder == holder:
             del self.grants[key]
+
+
+@dataclass
+class FakeWarm:
+    """Room by model, which is there at once."""
+
+    kept: dict[str, Held] = field(default_factory=dict)
+    down: bool = False
+
+    def hold(self, model: str, accelerator: str, per_replica: int, replicas: int) -> Held:
+        if self.down:
+            raise BackendUnavailable("the API server does not answer")
+        if accelerator == "cpu" or per_replica < 1 or replicas < 0:
+            raise ConfigError(f"no room is held for {replicas} replicas with {per_replica} x {accelerator}")
+        held = Held(model, accelerator, per_replica, replicas, replicas)
+        if replicas:
+            self.kept[model] = held
+        else:
+            self.kept.pop(model, None)
+        return held
+
+    def held(self) -> Sequence[Held]:
+        return sorted(self.kept.values())
 
 
 @dataclass

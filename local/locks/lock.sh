@@ -4,9 +4,11 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
-for name in uv airflow serve quantize tools bench tasks rig; do
+for name in uv airflow serve quantize tools bench tasks rig pods; do
   override=()
   [[ -e ${name}.override ]] && override=(--override "${name}.override")
+  # The light image has what the tests of its programs ran with.
+  [[ ${name} == pods ]] && override=(--constraint airflow.lock)
   "${UV:-uv}" pip compile "${name}.in" "${override[@]}" -o "${name}.lock" "$@" \
     --quiet --generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_31 \
     --no-emit-index-url --no-emit-find-links --custom-compile-command "local/locks/lock.sh"

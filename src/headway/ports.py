@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
-from headway.domain.cluster import Capacity, ClusterSpec, ClusterStatus, ScaleUp
+from headway.domain.cluster import ClusterSpec, ClusterStatus, Room, ScaleUp
 from headway.domain.job import Job, JobStatus
 from headway.domain.model import ModelVersion
 from headway.domain.profile import Replicas, Signer
@@ -66,8 +66,8 @@ class Clusters(Protocol):
         """Return the scale-ups of a cluster that ended since then, oldest first; none of a cluster that is absent."""
         ...
 
-    def capacity(self) -> Capacity:
-        """Tell how much room there is for another cluster."""
+    def room(self, spec: ClusterSpec) -> Room:
+        """Tell whether a cluster has a place beside what runs, and if not, what is missing. Nothing is set aside."""
         ...
 
 
@@ -184,6 +184,34 @@ class Lease(Protocol):
 
     def release(self, key: str, holder: str, now: datetime) -> None:
         """Give it back; not holding it is fine."""
+        ...
+
+
+class Held(NamedTuple):
+    """Room that is held for replicas of a model which are not there yet."""
+
+    model: str
+    accelerator: str
+    per_replica: int
+    """Accelerators of one replica."""
+    replicas: int
+    """How many room is asked for."""
+    ready: int
+    """For how many it is there now."""
+
+
+class Warm(Protocol):
+    """Room for replicas, held by something that makes way for them at once. Not every backend has it."""
+
+    def hold(self, model: str, accelerator: str, per_replica: int, replicas: int) -> Held:
+        """Hold room for so many replicas of a model, in place of what was held for it; 0 gives all back.
+
+        Does not wait until the room is there. Raises ConfigError if nothing of the kind can be held.
+        """
+        ...
+
+    def held(self) -> Sequence[Held]:
+        """Return what is held, sorted by model."""
         ...
 
 

@@ -1,8 +1,12 @@
 """headway's settings: read once, from `HEADWAY_` variables, by `wiring` and `cli`. Nothing else reads them."""
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from headway.adapters.local.layout import LocalLayout
@@ -10,6 +14,8 @@ from headway.errors import ConfigError
 
 PREFIX = "HEADWAY_"
 CHECKOUT = Path(__file__).resolve().parents[2]
+IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
+"""Every pod has this variable."""
 
 
 class Settings(BaseSettings):
@@ -44,6 +50,70 @@ class Settings(BaseSettings):
     debug: bool = False
     """Whether errors show their stack trace."""
 
+    backend: Literal["embedded", "kubernetes"] = "embedded"
+    """Where models are served: on this machine, or in a Kubernetes cluster. All below counts for the latter alone."""
+
+    kubeconfig: Path | None = None
+    """Access to the cluster. Default: in a pod its own account, else `KUBECONFIG` or `~/.kube/config`."""
+
+    namespace: str = "headway"
+    """Namespace of headway's objects."""
+
+    pods_image: str | None = None
+    """Image of `docker/pods`, which stages and measures. It must be set."""
+
+    quantize_image: str | None = None
+    """Image of `docker/quantize`, which quantizes and judges. It must be set."""
+
+    node_root: str = "/var/lib/headway/node"
+    """Where pods have the disk of their node; artifacts lie below it."""
+
+    pull_secret: str | None = None
+    """Name of the Secret with which images are pulled. Default: none."""
+
+    gateway: str = "headway"
+    """The Gateway, as `NAME` or `NAMESPACE/NAME`, with the listeners `public` and `internal`."""
+
+    pod_gateway_url: str | None = None
+    """Address of its internal listener as pods see it. Default: that of `k8s/base`."""
+
+    s3_endpoint: str | None = None
+    """Address of the object store, Amazon's too. Default: the store of the embedded stack."""
+
+    s3_region: str = "us-east-1"
+    """Its region."""
+
+    s3_credentials: Path | None = None
+    """Its AWS shared credentials file, profile `default`. Default: what the AWS libraries find by themselves."""
+
+    pod_s3_endpoint: str | None = None
+    """Its address as pods see it. Default: `HEADWAY_S3_ENDPOINT`."""
+
+    mlflow_url: str | None = None
+    """The model registry. Default: MLflow of the embedded stack."""
+
+    airflow_url: str | None = None
+    """Airflow, up to and without `/api/v2`. Default: Airflow of the embedded stack."""
+
+    airflow_passwords: Path | None = None
+    """JSON file of user name to password, with the user `headway`. Default: that of the embedded stack."""
+
+    @field_validator("pod_gateway_url", "s3_endpoint", "pod_s3_endpoint", "mlflow_url", "airflow_url")
+    @classmethod
+    def _is_address(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("expected an address with http:// or https:// and a host")
+        return value.rstrip("/")
+
+    @field_validator("kubeconfig", "s3_credentials", "airflow_passwords")
+    @classmethod
+    def _is_absolute(cls, value: Path | None) -> Path | None:
+        """Make a path good for processes of another folder and home."""
+        return None if value is None else value.expanduser().absolute()
+
     @classmethod
     def load(cls) -> "Settings":
         """Read the settings.
@@ -69,4 +139,24 @@ class Settings(BaseSettings):
             signing_key=self.signing_key.expanduser() if self.signing_key else None,
             artifact_key=self.artifact_key.expanduser() if self.artifact_key else None,
             prometheus_url=self.prometheus_url,
+            handed_on=self.handed_on(),
         )
+
+    def handed_on(self) -> Mapping[str, str]:
+        """Return the variables by which Airflow's tasks on this machine find the same cluster; none if embedded."""
+        if self.backend == "embedded":
+            return {}
+        told = {
+            f"{PREFIX}{name.upper()}": str(getattr(self, name))
+            for name in CLUSTER_SETTINGS
+            if getattr(self, name) != type(self).model_fields[name].default
+        }
+        if self.kubeconfig is None and IN_CLUSTER not in os.environ:
+            # They have a home of their own, where kubectl's default is not.
+            told["KUBECONFIG"] = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+        return told
+
+
+_NAMES = list(Settings.model_fields)
+CLUSTER_SETTINGS = tuple(_NAMES[_NAMES.index("backend") :])
+"""Names of the settings of the Kubernetes backend, and of the one that chooses it."""

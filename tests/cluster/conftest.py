@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from .platform import Platform, installed
 from .rig.api import (
     DAEMON_SET,
     DEPLOYMENT,
@@ -24,6 +25,7 @@ from .rig.programs import RigNotBuiltError
 from .rig.ray import Ray
 from .rig.rig import Rig
 from .rig.rig import rig as run_rig
+from .sites import KubernetesSite, prepared_site
 
 MAKERS = (RAY_SERVICE, RAY_CLUSTER, DEPLOYMENT, DAEMON_SET, JOB, POD)
 """What makes pods, and pods."""
@@ -91,3 +93,17 @@ def namespace(cluster: Cluster) -> Iterator[str]:
         cluster.api.delete_all(kind, name)
     cluster.api.delete(NAMESPACE, name)
     wait_until(lambda: not cluster.api.list(POD, name), f"the pods of {name} are gone", NO_PODS_WITHIN_S)
+
+
+@pytest.fixture
+def kubernetes_site(cluster: Cluster, namespace: str) -> Iterator[KubernetesSite]:
+    """That namespace, prepared as `k8s/base` and the platform do it; adapters have headway's own rights there."""
+    with prepared_site(cluster.kubeconfig, cluster.api, cluster.rig, namespace, as_headway=True) as prepared:
+        yield prepared
+
+
+@pytest.fixture(scope="session")
+def platform(rig: Rig) -> Iterator[Platform]:
+    """The namespace `headway` as `k8s/overlays/dev` makes it; tests of `k8s/` share it and leave it as it was."""
+    with installed(rig) as applied:
+        yield applied

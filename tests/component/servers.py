@@ -93,8 +93,8 @@ class S3Server:
 
 
 @contextmanager
-def s3_server(folder: Path) -> Iterator[S3Server]:
-    """Run SeaweedFS with data below `folder`."""
+def s3_server(folder: Path, host: str = "127.0.0.1") -> Iterator[S3Server]:
+    """Run SeaweedFS with data below `folder`, on one address of this machine."""
     data = folder / "data"
     data.mkdir(parents=True)
     identities = []
@@ -111,8 +111,8 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
         str(BIN / "weed"),
         "server",
         f"-dir={data}",
-        "-ip=127.0.0.1",
-        "-ip.bind=127.0.0.1",
+        f"-ip={host}",
+        f"-ip.bind={host}",
         f"-master.port={master}",
         f"-master.port.grpc={master_grpc}",
         "-master.volumeSizeLimitMB=64",
@@ -136,7 +136,7 @@ def s3_server(folder: Path) -> Iterator[S3Server]:
         f"-s3.config={folder / 's3.json'}",
     ]
     with process(command, folder / "weed.log"):
-        server = S3Server(folder, f"http://127.0.0.1:{s3}")
+        server = S3Server(folder, f"http://{host}:{s3}")
         wait_for(lambda: _has_buckets(server), "SeaweedFS")
         yield server
 

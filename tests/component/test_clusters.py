@@ -135,7 +135,9 @@ def test_when_all_slots_are_taken_it_says_so(clusters: LocalClusters, supervised
         record = cluster_files.ClusterRecord(spec(f"tiny-{number}"), number, supervised.cluster_ports(number), 0.0)
         cluster_files.write(supervised, record)
 
-    assert clusters.capacity().free_bytes == 0
+    room = clusters.room(spec())
+    assert (room.fits, room.replicas) == (False, 0)
+    assert "all 6 slots are taken" in room.detail
     with pytest.raises(Refused, match="6 of 6 slots are taken"):
         clusters.apply(spec("tiny-7"))
 
@@ -181,11 +183,11 @@ def test_a_cluster_that_grows_stays_ready(clusters: LocalClusters, supervised: L
     status = wait_for(clusters, "tiny-1", lambda s: s.replicas_target == 2)
     assert (status.phase, status.replicas_ready, status.reason) == ("ready", 1, "Serve: deploying")
     assert status.endpoint is not None
-    assert "promised to 1 that start" in clusters.capacity().detail, "the second replica's memory is still to be taken"
+    assert "promised to 1 that start" in clusters.room(spec()).detail, "the second replica still takes its memory"
     (cluster_files.folder(supervised, "tiny-1") / "come").touch()
 
     wait_for(clusters, "tiny-1", lambda s: (s.phase, s.replicas_ready, s.reason) == ("ready", 2, ""))
-    assert "promised" not in clusters.capacity().detail
+    assert "promised" not in clusters.room(spec()).detail
 
 
 def test_a_scale_up_outlives_the_cluster_that_had_it(clusters: LocalClusters, supervised: LocalLayout) -> None:
@@ -218,7 +220,7 @@ def test_memory_that_a_start_will_take_is_promised(clusters: LocalClusters) -> N
     """Two releases at once do not both count on the same free memory."""
     clusters.apply(spec(goes="slow"))
 
-    assert "promised to 1 that start" in clusters.capacity().detail
+    assert "promised to 1 that start" in clusters.room(spec()).detail
 
 
 def _listening(port: int) -> socket.socket:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from time import monotonic, sleep
@@ -10,6 +10,11 @@ from typing import Any
 
 import pytest
 
+from headway.adapters.kubernetes.clusters import KubernetesClusters
+from headway.adapters.kubernetes.jobs import OF_JOB
+from headway.adapters.kubernetes.lease import KubernetesLease
+from headway.adapters.kubernetes.traffic import KubernetesTraffic
+from headway.adapters.kubernetes.warm import KubernetesWarm
 from headway.adapters.local.clusters import LocalClusters
 from headway.adapters.local.jobs import LocalJobs
 from headway.adapters.local.layout import LocalLayout
@@ -21,7 +26,11 @@ from headway.adapters.signatures import ModelSignatures
 from headway.domain.job import JobStatus
 from headway.domain.value import canonical_json
 from headway.domain.weights import Manifest
-from headway.ports import Clusters, Jobs, Lease, Ledger, Metrics, Objects, Signatures, Traffic, WeightStore
+from headway.ports import Clusters, Jobs, Lease, Ledger, Metrics, Objects, Signatures, Traffic, Warm, WeightStore
+from tests.cluster.conftest import cluster, kubernetes_site, namespace, ray, rig
+from tests.cluster.handed import Handed, handed
+from tests.cluster.rig.api import POD, wait_until
+from tests.cluster.sites import KubernetesSite, serve_service
 from tests.component.conftest import envoy_process
 from tests.component.servers import S3Server, s3_server
 from tests.fakes import (
@@ -33,12 +42,16 @@ from tests.fakes import (
     FakeObjects,
     FakeSignatures,
     FakeTraffic,
+    FakeWarm,
     FakeWeightStore,
 )
 from tests.prometheus_server import prometheus_server
 from tests.signing import key_pair, sign_with_key
 
-__all__ = ["envoy_process"]
+__all__ = ["cluster", "envoy_process", "kubernetes_site", "namespace", "ray", "rig"]
+
+KUBERNETES = pytest.param("kubernetes", marks=[pytest.mark.cluster, pytest.mark.timeout(180)])
+"""On the rig, or on the cluster of KUBECONFIG; `request.getfixturevalue("kubernetes_site")` has client and site."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +71,14 @@ class MetricsCase:
     put: Callable[[str, Mapping[str, str], datetime, float], None]
 
 
-@pytest.fixture(params=["fake", "local"])
-def jobs(request: pytest.FixtureRequest) -> Iterator[JobsCase]:
-    """The adapters of `Jobs`; the local one runs `tests.probes.stage` in place of a pod program."""
+@pytest.fixture(params=["fake", "local", KUBERNETES])
+def jobs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[JobsCase]:
+    """The adapters of `Jobs`; the real ones run `tests.probes.bench` in place of a pod program."""
+    if request.param == "kubernetes":
+        request.getfixturevalue("rig")  # a real cluster has no such program in its images
+        with handed(request.getfixturevalue("kubernetes_site"), tmp_path, package="tests.probes") as case:
+            yield kubernetes_jobs(case)
+        return
     if request.param == "local":
         layout = request.getfixturevalue("supervised")
         yield local_jobs(layout)
@@ -73,11 +91,16 @@ def jobs(request: pytest.FixtureRequest) -> Iterator[JobsCase]:
     yield JobsCase(fake, finish, fake.starts.count)
 
 
-@pytest.fixture(params=["fake", "local"])
+@pytest.fixture(params=["fake", "local", KUBERNETES])
 def clusters(request: pytest.FixtureRequest) -> Iterator[Clusters]:
-    """The adapters of `Clusters`; the local one with a stand-in for Ray. `tests/component` has the real one."""
+    """The adapters of `Clusters`; both others with a stand-in for Ray. `tests/component` has the real one."""
     if request.param == "fake":
         yield FakeClusters()
+        return
+    if request.param == "kubernetes":
+        prepared: KubernetesSite = request.getfixturevalue("kubernetes_site")
+        request.getfixturevalue("ray")
+        yield KubernetesClusters(prepared.client, replace(prepared.site, node_root="/nodes"))
         return
     layout = request.getfixturevalue("supervised")
     local = LocalClusters(layout, ray=[str(layout.python("airflow")), "-m", "tests.probes.ray_head"])
@@ -86,12 +109,26 @@ def clusters(request: pytest.FixtureRequest) -> Iterator[Clusters]:
         local.delete(status.name)
 
 
-@pytest.fixture(params=["fake", "local"])
+@pytest.fixture(params=["fake", "local", KUBERNETES])
 def traffic(request: pytest.FixtureRequest) -> Traffic:
     """The adapters of `Traffic`; the local one with a real Envoy."""
     if request.param == "local":
         return LocalTraffic(request.getfixturevalue("envoy_process"), {"a": 1, "b": 2}.get)
+    if request.param == "kubernetes":
+        prepared: KubernetesSite = request.getfixturevalue("kubernetes_site")
+        for cluster in ("a", "b"):
+            prepared.api.create(serve_service(cluster, prepared.site.namespace))
+        return KubernetesTraffic(prepared.client, prepared.site)
     return FakeTraffic()
+
+
+@pytest.fixture(params=["fake", KUBERNETES])
+def warm(request: pytest.FixtureRequest) -> Warm:
+    """The adapters of `Warm`; the embedded stack has none."""
+    if request.param == "kubernetes":
+        prepared: KubernetesSite = request.getfixturevalue("kubernetes_site")
+        return KubernetesWarm(prepared.client, prepared.site)
+    return FakeWarm()
 
 
 @pytest.fixture(params=["fake", "local", "prometheus"])
@@ -119,9 +156,12 @@ def ledger(request: pytest.FixtureRequest) -> Ledger:
     return S3Ledger(request.getfixturevalue("empty_s3").connection()) if request.param == "s3" else FakeLedger()
 
 
-@pytest.fixture(params=["fake", "s3"])
+@pytest.fixture(params=["fake", "s3", KUBERNETES])
 def lease(request: pytest.FixtureRequest) -> Lease:
     """The adapters of `Lease`."""
+    if request.param == "kubernetes":
+        prepared: KubernetesSite = request.getfixturevalue("kubernetes_site")
+        return KubernetesLease(prepared.client, prepared.site)
     return S3Lease(request.getfixturevalue("empty_s3").connection()) if request.param == "s3" else FakeLease()
 
 
@@ -206,6 +246,22 @@ def local_jobs(layout: LocalLayout) -> JobsCase:
         return len(log.read_text().splitlines())
 
     return JobsCase(port, finish, starts)
+
+
+def kubernetes_jobs(case: Handed) -> JobsCase:
+    """The jobs of a control plane whose pods run on this machine."""
+
+    def finish(name: str, **_: Any) -> None:
+        # The folder is there until the program has ended, which it may have done by itself.
+        for pod in case.at.api.list(POD, case.site.namespace, labelSelector=f"{OF_JOB}={name}"):
+            if case.work(pod).exists():
+                (case.work(pod) / "go").touch()
+
+    def starts(name: str) -> int:
+        wait_until(lambda: any(one.startswith(f"{name}-") for one in case.hands.started), f"{name} is started", 30)
+        return sum(one.startswith(f"{name}-") for one in case.hands.started)
+
+    return JobsCase(case.jobs, finish, starts)
 
 
 def local_metrics(layout: LocalLayout) -> MetricsCase:

@@ -13,6 +13,7 @@ import pytest
 from headway.domain.cluster import ScaleUp
 from headway.errors import ConfigError, NotFound
 from headway.ports import Clusters
+from headway.units import MIB
 from tests.factories import make_plan
 
 SPEC = make_plan().cluster
@@ -97,8 +98,11 @@ def wait_for_scale_ups(clusters: Clusters, count: int) -> Sequence[ScaleUp]:
     return found
 
 
-def test_capacity_is_within_the_machine(clusters: Clusters) -> None:
-    """Free is never more than there is."""
-    capacity = clusters.capacity()
+def test_a_small_cluster_has_room_and_one_beyond_every_machine_never_will(clusters: Clusters) -> None:
+    """The second is not worth waiting for; both come with the numbers."""
+    small = clusters.room(SPEC.model_copy(update={"memory_bytes": 16 * MIB}))
+    beyond = clusters.room(SPEC.model_copy(update={"memory_bytes": 1 << 50}))
 
-    assert 0 <= capacity.free_bytes <= capacity.total_bytes
+    assert (small.fits, small.possible, small.replicas >= 1) == (True, True, True)
+    assert (beyond.fits, beyond.possible, beyond.replicas) == (False, False, 0)
+    assert "GiB" in beyond.detail

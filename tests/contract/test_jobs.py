@@ -14,7 +14,7 @@ WITHIN_S = 40
 
 def make_job(name: str = "probe-1", **payload: object) -> Job:
     """A job whose program does as its payload says."""
-    return Job(name=name, program="stage", environment="airflow", payload=dict(payload), deadline_s=30)
+    return Job(name=name, program="bench", environment="airflow", payload=dict(payload), deadline_s=30)
 
 
 def wait_for(jobs: Jobs, name: str, condition: Callable[[JobStatus], bool]) -> JobStatus:

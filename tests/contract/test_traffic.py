@@ -29,6 +29,24 @@ def test_what_was_shifted_is_read_back_whole(traffic: Traffic) -> None:
     assert list(traffic.routes()) == [route]
 
 
+def test_each_state_of_a_release_is_read_back(traffic: Traffic) -> None:
+    """From the first candidate to a rollback, whatever came before."""
+    split = Route(model="m", stable=STABLE, candidate=CANDIDATE)
+    states = [
+        Route(model="m", candidate=STABLE),
+        Route(model="m", stable=STABLE),
+        *(split.model_copy(update={"candidate_pct": pct}) for pct in (0, 10, 100)),
+        Route(model="m", stable=CANDIDATE, previous=STABLE, keep_previous_until="2026-03-03T09:00:00+00:00"),
+        Route(model="m", stable=STABLE, previous=CANDIDATE),
+        Route(model="m", stable=STABLE, candidate=CANDIDATE, hold_until="2026-03-03T09:00:00+00:00"),
+        Route(model="m", paused=True),
+    ]
+    for state in states:
+        traffic.shift(state)
+
+        assert traffic.route("m") == state
+
+
 def test_models_have_routes_of_their_own(traffic: Traffic) -> None:
     """One gateway, several models."""
     traffic.shift(Route(model="m", stable=STABLE))

@@ -15,6 +15,7 @@ from uuid import uuid4
 import psutil
 import pytest
 import requests
+from mlflow import MlflowClient
 from rich.console import Console
 
 from headway.adapters.local.processes import strays
@@ -124,6 +125,25 @@ def test_rollback_takes_seconds_and_costs_no_request(stack: Stack) -> None:
     assert max(took_s) < WARM_S, took_s
     assert client.tally.failures == []
     assert client.tally.answered > 0
+
+
+def test_an_alias_that_is_set_reaches_airflow_by_itself(stack: Stack) -> None:
+    """MLflow tells Airflow's API server, and the run finds that this version has all the traffic."""
+    said = stack.headway("webhook", "sync", "--test")
+    assert (said.returncode, "test     202" in said.stdout) == (0, True), said.stdout + said.stderr
+    client = MlflowClient(tracking_uri=stack.layout.mlflow_url, registry_uri=stack.layout.mlflow_url)
+
+    found: list[str] = []
+
+    def told() -> bool:
+        # Again and again: MLflow sees a new hook only when its memory of the old ones is over.
+        client.set_registered_model_alias(MODEL, "champion", "2")
+        found[:] = [run.run_id for run in stack.backend.runs.recent("release") if run.run_id.startswith("mlflow__")]
+        return bool(found)
+
+    wait_until(told, within_s=60, what="a run that the webhook started")
+
+    assert Follower(stack.backend, Console()).wait_for("release", found[0], within_s=300) == "success"
 
 
 def test_a_candidate_that_dies_in_the_canary_is_rolled_back_and_no_client_notices(stack: Stack) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from headway.adapters.local import machine
-from headway.adapters.local.doctor import Finding, examine
+from headway.adapters.local.doctor import examine
 from headway.adapters.local.layout import LocalLayout
+from headway.domain.finding import Finding
 
 CHECKOUT = Path(__file__).parents[2]
 

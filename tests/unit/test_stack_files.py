@@ -3,6 +3,7 @@
 import json
 import re
 import stat
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from headway.adapters.local import gateway, secrets, services
 from headway.adapters.local.jobs import LocalJobs
 from headway.adapters.local.layout import S3_ROLES, LocalLayout
 from headway.domain.job import Job, Program
+from headway.errors import ConfigError, Conflict
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -44,6 +46,50 @@ def test_a_lost_credentials_file_is_made_again_with_its_identity(layout: LocalLa
 
     assert set(keys) == set(S3_ROLES)
     assert keys["stage"] == secrets.read_s3(layout.s3_credentials("stage"))[0]
+
+
+NOON = datetime(2026, 12, 1, 12, tzinfo=UTC)
+
+
+def test_a_replaced_webhook_secret_is_good_for_a_while(layout: LocalLayout) -> None:
+    """What was signed before the rotation still comes in, and a second `up` changes nothing."""
+    [first] = secrets.webhook_secrets(layout, NOON)
+
+    until = secrets.rotate_webhook(layout, NOON, 60)
+
+    second, before = secrets.webhook_secrets(layout, NOON)
+    assert (before, until) == (first, NOON + timedelta(seconds=60))
+    assert second != first
+    assert secrets.ensure(layout) == []
+    assert secrets.webhook_secrets(layout, until) == (second,)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in layout.secrets.iterdir()} == {0o600}
+
+
+def test_a_secret_that_may_be_in_use_is_not_lost_by_two_rotations(layout: LocalLayout) -> None:
+    """Nobody knows whether the registry got the second one before the third is made."""
+    until = secrets.rotate_webhook(layout, NOON, 60)
+    both = secrets.webhook_secrets(layout, NOON)
+
+    with pytest.raises(Conflict, match="rotate again after that"):
+        secrets.rotate_webhook(layout, until - timedelta(seconds=1), 60)
+
+    assert secrets.webhook_secrets(layout, NOON) == both
+    assert secrets.rotate_webhook(layout, until, 60) > until
+
+
+def test_webhook_secrets_that_are_not_there_or_damaged(layout: LocalLayout) -> None:
+    """No secret is an empty list, which believes nobody; a damaged file is one clear error."""
+    secrets.rotate_webhook(layout, NOON, 60)
+    layout.secret(secrets.WEBHOOK_SECRET).unlink()
+    assert secrets.webhook_secrets(layout, NOON) == ()
+    with pytest.raises(ConfigError, match="headway up"):
+        secrets.rotate_webhook(layout, NOON, 60)
+    secrets.ensure(layout)
+    for damaged in ("one", "one two", "one 2026-12-01T12:00:00", "one two three"):
+        layout.secret(secrets.WEBHOOK_SECRET_BEFORE).write_text(damaged)
+        with pytest.raises(ConfigError, match="cannot be read") as error:
+            secrets.webhook_secrets(layout, NOON)
+        assert "one" not in error.value.message.split(" ")
 
 
 def test_the_pair_for_artifacts_fits_together(layout: LocalLayout) -> None:

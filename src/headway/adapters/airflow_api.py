@@ -125,15 +125,18 @@ class AirflowApi:
         accept: Sequence[int] = (),
     ) -> requests.Response:
         for attempt in ("first", "with a new token"):
+            token = self._bearer()
             response = self._exchange(
                 method,
                 f"{self._base_url}/api/v2/{path}",
                 params=params,
                 json_body=json_body,
-                headers={"Authorization": f"Bearer {self._bearer()}"},
+                headers={"Authorization": f"Bearer {token}"},
             )
             if response.status_code == 401 and attempt == "first":
-                self._token = None
+                # Threads share a client: what another one has got meanwhile is good.
+                if self._token == token:
+                    self._token = None
                 continue
             break
         if response.ok or response.status_code in accept:
@@ -141,7 +144,8 @@ class AirflowApi:
         raise _error(response, f"{method} {path}")
 
     def _bearer(self) -> str:
-        if self._token is None:
+        token = self._token
+        if token is None:
             try:
                 password = json.loads(self._passwords.read_text())[self._user]
             except (OSError, ValueError, KeyError, TypeError) as error:
@@ -154,8 +158,8 @@ class AirflowApi:
             )
             if not response.ok:
                 raise _error(response, "log-in")
-            self._token = str(response.json()["access_token"])
-        return self._token
+            token = self._token = str(response.json()["access_token"])
+        return token
 
     def _exchange(
         self,

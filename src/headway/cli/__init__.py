@@ -26,6 +26,7 @@ COMMANDS = {
     "pause": "models",
     "resume": "models",
     "report": "models",
+    "webhook": "webhook",
     "judge": "judge",
     "calibrate": "calibrate",
     "forecast": "forecast",

@@ -35,7 +35,6 @@ from headway.ports import REQUESTS
 from headway.prescale.capacity import Throughput, measured
 from headway.prescale.history import STEP_S, History, to_parquet
 from headway.prescale.tick import tick
-from headway.units import format_bytes
 
 if TYPE_CHECKING:
     from headway.wiring import Backend
@@ -116,12 +115,9 @@ class PrescaleDemo:
         if status is None or status.spec is None or status.phase != "ready":
             found = f"{status.name} is {status.phase}: {status.reason}" if status else "no cluster has its traffic"
             raise DemoFailed(f"{MODEL} should have a ready cluster, and {found}; `headway status` says more")
-        capacity = self._backend.clusters.capacity()
-        if capacity.free_bytes < status.spec.memory_bytes:
-            raise DemoFailed(
-                f"a second replica needs {format_bytes(status.spec.memory_bytes)}, and there is "
-                f"{format_bytes(capacity.free_bytes)} ({capacity.detail}); free memory and try again"
-            )
+        room = self._backend.clusters.room(status.spec)
+        if not room.fits:
+            raise DemoFailed(f"there is no room for a second replica: {room.detail}; free memory and try again")
         return status.spec
 
     def measure(self, spec: ClusterSpec) -> Throughput:

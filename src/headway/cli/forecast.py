@@ -16,7 +16,7 @@ from headway.errors import ConfigError, HeadwayError, IntegrityError, NotFound
 if TYPE_CHECKING:
     from headway.domain.prescaling import Standing, Tick
     from headway.prescale.history import History
-    from headway.wiring import LocalBackend
+    from headway.wiring import Backend
 
 AHEAD_H = (0, 1, 3, 6, 12, 24, 36, 47)
 LEVELS = (0.5, 0.8, 0.95)
@@ -56,7 +56,7 @@ def forecast(
         console.print(f"wrote {html.resolve()}")
 
 
-def _planned(backend: "LocalBackend", tick: "Tick") -> bool:
+def _planned(backend: "Backend", tick: "Tick") -> bool:
     """Return whether ticks are to be expected; what is not planned any more has none."""
     if tick.mode != "off":
         return True
@@ -66,7 +66,7 @@ def _planned(backend: "LocalBackend", tick: "Tick") -> bool:
         return False
 
 
-def _none(backend: "LocalBackend", model: str) -> str:
+def _none(backend: "Backend", model: str) -> str:
     """Say why there is no plan yet, and what to do; a model that nobody knows is an error of its own."""
     wishes = backend.profile(model).prescale
     if not wishes.enabled:
@@ -80,7 +80,7 @@ def _none(backend: "LocalBackend", model: str) -> str:
     )
 
 
-def _history(backend: "LocalBackend", model: str) -> "tuple[History | None, str]":
+def _history(backend: "Backend", model: str) -> "tuple[History | None, str]":
     from headway.domain.prescaling import history_key
     from headway.prescale.history import from_parquet
 

@@ -13,7 +13,7 @@ from headway.errors import HeadwayError, NotFound
 
 if TYPE_CHECKING:
     from headway.release.rollback import Rollback, RollbackOutcome
-    from headway.wiring import LocalBackend
+    from headway.wiring import Backend
 
 Model = Annotated[str, typer.Argument(help="Name of the registered model.")]
 Version = Annotated[
@@ -112,7 +112,7 @@ def rollback(
     console.print(_taken_back(model, decided))
 
 
-def _rollback_direct(backend: "LocalBackend", model: str) -> Iterator[str]:
+def _rollback_direct(backend: "Backend", model: str) -> Iterator[str]:
     """Yield what to say: first that the traffic is back, at once; then what could not be recorded of it."""
     from headway.cli.follow import utcnow
     from headway.release import rollback as way_back
@@ -214,7 +214,7 @@ def _slug(model: str) -> str:
     return slug(model)
 
 
-def _connect() -> "LocalBackend":
+def _connect() -> "Backend":
     from headway import wiring
 
     return wiring.connect()

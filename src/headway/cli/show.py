@@ -19,7 +19,7 @@ from headway.release import report as reporting
 from headway.units import format_bytes
 
 if TYPE_CHECKING:
-    from headway.wiring import Backend, LocalBackend
+    from headway.wiring import Backend
 
 Answer = TypeVar("Answer")
 Other = TypeVar("Other")
@@ -47,7 +47,7 @@ class Asker:
             return otherwise
 
 
-def status(backend: "LocalBackend") -> Sequence[RenderableType]:
+def status(backend: "Backend") -> Sequence[RenderableType]:
     """Show every model that has a profile or a route, every cluster, and each part that does not answer."""
     asker = Asker()
     profiles = asker.ask("profiles", backend.profiles, None) or {}
@@ -100,7 +100,7 @@ def status(backend: "LocalBackend") -> Sequence[RenderableType]:
     return shown
 
 
-def plan(backend: "LocalBackend", made: ReleasePlan) -> Sequence[RenderableType]:
+def plan(backend: "Backend", made: ReleasePlan) -> Sequence[RenderableType]:
     """Show what a release of this plan would make, keep and take down."""
     asker = Asker()
     version = made.selection.model.version
@@ -140,7 +140,7 @@ def _facts(made: ReleasePlan) -> Table:
     return facts
 
 
-def _artifact_lines(asker: Asker, backend: "LocalBackend", made: ReleasePlan) -> Iterator[str]:
+def _artifact_lines(asker: Asker, backend: "Backend", made: ReleasePlan) -> Iterator[str]:
     known = asker.ask("artifacts", lambda: backend.weights.manifest(made.artifact_digest), None)
     name = f"artifact {short(made.artifact_digest)}"
     if known is not None:
@@ -149,21 +149,19 @@ def _artifact_lines(asker: Asker, backend: "LocalBackend", made: ReleasePlan) ->
         yield f"[green]+[/] {name} by {made.recipe.scheme}, behind the quality gate"
 
 
-def _cluster_lines(asker: Asker, backend: "LocalBackend", made: ReleasePlan, route: Route) -> Iterator[str]:
+def _cluster_lines(asker: Asker, backend: "Backend", made: ReleasePlan, route: Route) -> Iterator[str]:
     cluster = asker.ask("clusters", lambda: backend.clusters.status(made.cluster.name), None)
     if cluster is not None and cluster.phase in ("starting", "ready"):
         yield f"[green]=[/] cluster {made.cluster.name} is {cluster.phase}"
         return
     yield f"[green]+[/] cluster {made.cluster.name} as candidate, without traffic"
-    capacity = asker.ask("capacity", backend.clusters.capacity, None)
-    if capacity is None or capacity.free_bytes >= made.cluster.memory_bytes:
+    room = asker.ask("room", lambda: backend.clusters.room(made.cluster), None)
+    if room is None or room.fits:
         return
-    needed = format_bytes(made.cluster.memory_bytes)
-    room = f"{format_bytes(capacity.free_bytes)} are free of the {needed} it needs"
     if route.previous is not None:
-        yield f"[red]-[/] previous cluster {route.previous.cluster} makes room ({room})"
+        yield f"[red]-[/] previous cluster {route.previous.cluster} makes room ({room.detail})"
     else:
-        yield f"[red]![/] there is no room: {room}"
+        yield f"[red]![/] there is no room: {room.detail}"
 
 
 def _traffic_lines(made: ReleasePlan, route: Route) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from headway.domain.cluster import Capacity, ClusterSpec, ClusterStatus, ScaleUp
+from headway.domain.cluster import ClusterSpec, ClusterStatus, Room, ScaleUp
 from headway.domain.profile import Replicas
 from headway.ports import Checks, Clusters, Ledger, Metrics, Sample, Traffic
 
@@ -142,9 +142,9 @@ class WarpedClusters:
             if up.asked_at >= self._warp.real_at
         ]
 
-    def capacity(self) -> Capacity:
+    def room(self, spec: ClusterSpec) -> Room:
         """Do what the port does."""
-        return self._clusters.capacity()
+        return self._clusters.room(spec)
 
 
 class Memory:
@@ -172,3 +172,5 @@ class FastPorts:
     traffic: Traffic
     ledger: Ledger
     checks: Checks
+    warm: None = None
+    """The embedded stack holds no room."""

@@ -25,6 +25,8 @@ CPU_ENVIRONMENT: Mapping[str, str] = {
 
 ClusterPhase = Literal["absent", "starting", "ready", "failed"]
 APPLICATION = "llm"
+GRACE_S = 60
+"""How long a replica that is to go may finish its requests; Ray's default is 20 s, and streams take longer."""
 
 
 class ClusterSpec(Value):
@@ -56,7 +58,7 @@ class ClusterStatus(Value):
     phase: ClusterPhase
     reason: str = ""
     endpoint: str | None = None
-    """Base address without `/v1`, reachable from where headway runs."""
+    """Base address without `/v1`; on Kubernetes the one inside of the cluster."""
     replicas_ready: int = 0
     replicas_target: int = 0
     spec: ClusterSpec | None = None
@@ -74,12 +76,17 @@ class ScaleUp(NamedTuple):
     """How many served then."""
 
 
-class Capacity(Value):
-    """Room for clusters, as the backend sees it now."""
+class Room(Value):
+    """Whether another cluster has a place, as the backend sees it now."""
 
-    free_bytes: int
-    total_bytes: int
-    detail: str = ""
+    fits: bool
+    """Whether as many replicas fit as the cluster starts with."""
+    possible: bool
+    """Whether one replica could fit if everything else were gone; if not, waiting is in vain."""
+    replicas: int
+    """Most replicas that fit now."""
+    detail: str
+    """What is needed and what is there, in words."""
 
 
 def engine_arguments(engine: Engine, *, tensor_parallel: int, cpu: bool) -> dict[str, Any]:
@@ -135,8 +142,8 @@ def serve_config(spec: ClusterSpec, *, cpu: bool, http_port: int, host: str = "0
         llm_config["placement_group_config"] = {"bundles": [{"CPU": 1}]}
         # Ray gathers the tokens of 50 ms into one piece of a stream; a benchmark would measure that, not the engine.
         llm_config["experimental_configs"] = {"stream_batching_interval_ms": 0}
-    else:
-        llm_config["accelerator_type"] = spec.accelerator
+    # On accelerators Ray's own `accelerator_type` is left out: it knows other names than the device plugin does and
+    # refuses those, and a cluster has one kind of accelerator anyway.
     return {
         "proxy_location": "EveryNode",
         "http_options": {"host": host, "port": http_port, "keep_alive_timeout_s": 90},
@@ -177,7 +184,7 @@ def deployment_name(model: str) -> str:
 
 
 def replica_override(model: str, replicas: Replicas) -> dict[str, Any]:
-    """Build the one entry of `deployments:` whose numbers may change in place."""
+    """Build the one entry of `deployments:`, whose numbers may change in place."""
     return {
         "name": deployment_name(model),
         "autoscaling_config": {
@@ -186,4 +193,5 @@ def replica_override(model: str, replicas: Replicas) -> dict[str, Any]:
             "target_ongoing_requests": replicas.target_ongoing,
             "downscale_delay_s": replicas.downscale_delay_s,
         },
+        "graceful_shutdown_timeout_s": GRACE_S,
     }

@@ -25,6 +25,17 @@ class Job(Value):
     """Whose nodes it belongs on, as the profile names it; empty: anywhere. The embedded stack has one node."""
     accelerators: int = 0
     """How many of them it needs for itself."""
+    memory_bytes: int = 0
+    """Main memory that it needs for its model, beside what the program itself takes."""
+    disk_bytes: int = 0
+    """Space that its working folder needs."""
+    model: str = ""
+    """The served model that it is for, as its users name it."""
+    release: str = ""
+    """Id of the release that asked for it; empty where several share it."""
+    image: str = ""
+    """Image that it must run in, by digest, where that matters; empty: the backend's own for the program. The embedded
+    stack goes by `environment`."""
 
 
 class JobStatus(Value):

@@ -397,6 +397,14 @@ class Retention(Section):
     record_days: int = Field(default=400, ge=1)
 
 
+class Rollout(Section):
+    """How the candidate comes up beside stable; applied in place."""
+
+    no_room: Literal["refuse", "wait", "shrink"] = "refuse"
+    """What happens if its replicas do not fit beside what runs: the release fails at once, waits until
+    `deadlines.rollout_s`, or begins with as many replicas as fit."""
+
+
 class Deadlines(Section):
     """How long a step may take before the release fails and stable stays."""
 
@@ -418,6 +426,7 @@ class Profile(Section):
     serving_image: str | None = None
     """Image by digest; none on the embedded stack, where the lock of the serving environment takes its place."""
     replicas: Replicas = Replicas()
+    rollout: Rollout = Rollout()
     canary: Canary = Canary()
     shift: Shift = Shift()
     prescale: Prescale = Prescale()

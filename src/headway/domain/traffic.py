@@ -1,6 +1,8 @@
 """Who answers a model's requests."""
 
-from headway.domain.value import Value
+from urllib.parse import quote
+
+from headway.domain.value import Value, slug
 
 
 class Backend(Value):
@@ -46,3 +48,8 @@ class Route(Value):
         """Shares as the gateway applies them; a model without stable sends all to its candidate."""
         pct = self.candidate_pct if self.candidate else 0
         return TrafficSplit(stable_pct=100 - pct, candidate_pct=pct)
+
+
+def path_of(model: str) -> str:
+    """Return the path below which a model answers: its name if a URL can carry it as it is, else its slug."""
+    return f"/{model if quote(model, safe='') == model else slug(model)}"

@@ -81,7 +81,13 @@ class Rung:
 
 
 RUNGS = (Rung("weights on nodes", 0.99, 3600), Rung("pause pods", 0.95, 1800), Rung("replicas", 0.8, 600))
-"""From the first that has to begin to the last."""
+"""From the first that has to begin to the last.
+
+The first needs no act of its own: an artifact is staged on every node of its kind as long as a cluster serves it, and
+on Kubernetes nodes that join get it by themselves (a DaemonSet). So the nodes that pause pods bring have it in time.
+"""
+HELD = RUNGS[1]
+"""The rung for which room is held."""
 
 
 @dataclass(frozen=True)

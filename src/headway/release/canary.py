@@ -98,6 +98,8 @@ def begin(
             environment="airflow",
             payload=job.to_json(),
             deadline_s=plan.profile.deadlines.canary_s,
+            model=plan.model,
+            release=ref.release,
         )
     )
 

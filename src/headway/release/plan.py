@@ -356,7 +356,10 @@ def _recipe(scheme: Scheme, profile: Profile, calibration_digest: str | None) ->
 
 
 def _cluster_name(profile: Profile, contender: Contender) -> str:
-    return f"{slug(profile.model, 30)}-{short(contender.cluster_digest)}"
+    # KubeRay's names begin with a letter: its Services are names of DNS as RFC 1035 has them.
+    named = slug(profile.model, 30)
+    named = named if named[0].isalpha() else f"m-{slug(profile.model, 28)}"
+    return f"{named}-{short(contender.cluster_digest)}"
 
 
 def _nothing_will_do(

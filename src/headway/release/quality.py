@@ -123,4 +123,11 @@ def _job(plan: ReleasePlan, weights: WeightStore) -> Job:
         environment="serve",
         payload=payload.to_json(),
         deadline_s=plan.profile.deadlines.quantize_s,
+        model=plan.model,
+        accelerator=plan.profile.hardware.accelerator,
+        # Its validators look at one; only the engine needs all.
+        accelerators=plan.profile.hardware.per_replica if payload.depth == "answers" else 1,
+        memory_bytes=plan.cluster.memory_bytes if payload.depth == "answers" else 0,
+        # Another image would give another environment's word.
+        image=plan.serving_image,
     )

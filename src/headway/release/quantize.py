@@ -46,6 +46,12 @@ LOST = frozenset({"ConfigError", "IntegrityError", "ModelRejected"})
 """Errors of a program that say something about the scheme on this model. Any other ends the race without a winner."""
 
 
+LOADED_TIMES = 2.5
+"""Main memory that calibration takes, in sizes of the source (`headway.pods.compress` has what was measured)."""
+DISK_TIMES = 3
+"""The source, what was made of it, and what that is rewritten to lie in the program's folder together."""
+
+
 class Contest(Value):
     """How one scheme did in the step."""
 
@@ -355,4 +361,9 @@ def _job(plan: ReleasePlan, weights: WeightStore, stable: QualityFigures | None,
         environment="quantize",
         payload=payload.to_json(),
         deadline_s=plan.profile.deadlines.quantize_s,
+        model=plan.model,
+        accelerator=plan.profile.hardware.accelerator,
+        accelerators=plan.profile.hardware.per_replica,
+        memory_bytes=int(plan.selection.size_bytes * (LOADED_TIMES if plan.recipe.calibration_digest else 1)),
+        disk_bytes=plan.selection.size_bytes * DISK_TIMES,
     )

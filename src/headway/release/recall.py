@@ -9,6 +9,9 @@ from headway.domain.value import digest, slug
 from headway.ports import Ledger
 from headway.release.plan import choose
 
+STALE = "stale"
+"""Record of a release that nobody wants any more: its alias moved on before it began."""
+
 STEPS = ("select", "validate", "plan", "quantize", "stage", "rollout", "canary", "approve", "shift")
 """The steps whose records tell how a release went, in their order."""
 

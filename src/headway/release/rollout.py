@@ -2,13 +2,12 @@
 
 from datetime import datetime
 
-from headway.domain.cluster import ClusterStatus
+from headway.domain.cluster import ClusterStatus, Room
 from headway.domain.release import ReleasePlan, ReleaseRef
 from headway.domain.traffic import Backend
 from headway.domain.value import Value
 from headway.errors import BackendError, Refused
 from headway.ports import Clusters, Traffic
-from headway.units import format_bytes
 
 
 class RolloutOutcome(Value):
@@ -24,18 +23,38 @@ class RolloutOutcome(Value):
 def begin(plan: ReleasePlan, ref: ReleaseRef, clusters: Clusters, traffic: Traffic) -> ClusterStatus:
     """Start the candidate, or adopt the running one of this plan.
 
-    Without room the warm previous cluster of the model goes first: it is the only thing that may be given up.
+    Without room the warm previous cluster of the model goes first: it is the only thing that may be given up. Then the
+    profile's `rollout.no_room` tells what is done. One that waits is absent, with what it waits for as its reason;
+    call again then.
 
     Raises:
-        Refused: There is no room, and nothing may be given up.
+        Refused: There is no room, and nothing may be given up; or no node could ever hold a replica.
     """
     status = clusters.status(plan.cluster.name)
     if status.phase in ("starting", "ready"):
         return status
     if status.phase == "failed":
         clusters.delete(plan.cluster.name)
-    _make_room(plan, clusters, traffic)
-    return clusters.apply(plan.cluster.model_copy(update={"release": ref.release}))
+    spec, room = plan.cluster, _room(plan, clusters, traffic)
+    no_room = plan.profile.rollout.no_room
+    if not room.possible:
+        raise Refused(
+            f"no machine can hold a replica of {plan.model}: {room.detail}; lower `hardware.per_replica`, or name an "
+            "accelerator that is there",
+            possible=False,
+        )
+    if not room.fits and no_room == "wait":
+        return ClusterStatus(name=spec.name, phase="absent", reason=f"waits for room: {room.detail}")
+    if not room.fits and (no_room == "refuse" or room.replicas < 1):
+        raise Refused(
+            f"there is no room for a second cluster of {plan.model}: {room.detail}; free some, lower `replicas.min` or "
+            "what a replica needs, or set `rollout.no_room` of the profile to wait or to shrink",
+            replicas=room.replicas,
+        )
+    if not room.fits:
+        smaller = spec.replicas.model_copy(update={"min": min(room.replicas, spec.replicas.min)})
+        spec = spec.model_copy(update={"replicas": smaller})
+    return clusters.apply(spec.model_copy(update={"release": ref.release}))
 
 
 def finish(plan: ReleasePlan, ref: ReleaseRef, clusters: Clusters, traffic: Traffic, now: datetime) -> RolloutOutcome:
@@ -47,8 +66,7 @@ def finish(plan: ReleasePlan, ref: ReleaseRef, clusters: Clusters, traffic: Traf
     status = clusters.status(plan.cluster.name)
     if status.phase != "ready" or status.endpoint is None:
         raise BackendError(
-            f"candidate {plan.cluster.name} of {plan.model} is {status.phase}: {status.reason or 'no reason given'}; "
-            f"its log is cluster-{plan.cluster.name}.log",
+            f"candidate {plan.cluster.name} of {plan.model} is {status.phase}: {status.reason or 'no reason given'}",
             cluster=plan.cluster.name,
             phase=status.phase,
         )
@@ -80,20 +98,14 @@ def backend_of(plan: ReleasePlan, ref: ReleaseRef) -> Backend:
     )
 
 
-def _make_room(plan: ReleasePlan, clusters: Clusters, traffic: Traffic) -> None:
-    capacity = clusters.capacity()
-    if capacity.free_bytes >= plan.cluster.memory_bytes:
-        return
+def _room(plan: ReleasePlan, clusters: Clusters, traffic: Traffic) -> Room:
+    """Return what room there is, once the previous cluster has gone where it is needed."""
+    room = clusters.room(plan.cluster)
+    if room.fits or not room.possible:
+        return room
     route = traffic.route(plan.model)
-    if route.previous is not None:
-        traffic.shift(route.model_copy(update={"previous": None, "keep_previous_until": None}))
-        clusters.delete(route.previous.cluster)
-        capacity = clusters.capacity()
-    if capacity.free_bytes < plan.cluster.memory_bytes:
-        raise Refused(
-            f"a second cluster of {plan.model} needs {format_bytes(plan.cluster.memory_bytes)} and "
-            f"{format_bytes(capacity.free_bytes)} of {format_bytes(capacity.total_bytes)} are free "
-            f"({capacity.detail}); free memory, or lower `engine.kv_cache_gib` or `replicas.min` of the profile",
-            needed_bytes=plan.cluster.memory_bytes,
-            free_bytes=capacity.free_bytes,
-        )
+    if route.previous is None:
+        return room
+    traffic.shift(route.model_copy(update={"previous": None, "keep_previous_until": None}))
+    clusters.delete(route.previous.cluster)
+    return clusters.room(plan.cluster)

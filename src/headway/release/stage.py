@@ -91,4 +91,6 @@ def _job(
         environment="airflow",
         payload=payload.to_json(),
         deadline_s=plan.profile.deadlines.stage_s,
+        model=plan.model,
+        accelerator=plan.profile.hardware.accelerator,
     )

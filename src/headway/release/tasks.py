@@ -75,6 +75,8 @@ def begin(
             environment="tasks",
             payload=job.to_json(),
             deadline_s=job.tasks.deadline_s,
+            model=plan.model,
+            release=ref.release,
         )
     )
 

@@ -17,6 +17,9 @@ Durations as in `1500ms` or `4s`: `rig/fault-after` delays a fault of a running 
 
 A node has `rig/fault: not-ready`, a Gateway and an HTTPRoute `refused`, an HTTPRoute `unresolved`; for these two a
 fault counts from the next change of their spec on.
+
+Pods of headway's own programs (label `app.kubernetes.io/component`: `job` or `stage`) are left to `hands.py`, which
+runs them for real, unless they have a `rig/fault`: then KWOK has them too.
 """
 
 FAULT = "rig/fault"
@@ -25,6 +28,8 @@ EXIT_CODE = "rig/exit-code"
 READY_AFTER = "rig/ready-after"
 RUNS_FOR = "rig/runs-for"
 ENDS_IN = "rig/ends-in"
+COMPONENT = "app.kubernetes.io/component"
+HANDED_COMPONENTS = ("job", "stage")
 
 GATEWAY_CONTROLLER = "rig.headway/gateway"
 """Whose GatewayClasses the rig plays the controller for."""

@@ -14,6 +14,7 @@ from urllib3.exceptions import HTTPError
 Object = dict[str, Any]
 T = TypeVar("T")
 TIMEOUT_S = 30
+BUSY_FOR_S = 10
 POLL_S = 0.05
 FIELD_MANAGER = "rig"
 
@@ -87,12 +88,18 @@ class Api:
         self._client.update_params_for_auth(headers, [], ["BearerToken"])
         url = f"{self._client.configuration.host}{path}"
         content = None if body is None else json.dumps(body)
-        try:
-            answer = self._client.rest_client.pool_manager.request(
-                method, url, body=content, headers=headers, timeout=TIMEOUT_S, retries=False
-            )
-        except HTTPError as error:
-            raise ConnectionError(f"{url} does not answer: {error}") from error
+        end = monotonic() + BUSY_FOR_S
+        while True:
+            try:
+                answer = self._client.rest_client.pool_manager.request(
+                    method, url, body=content, headers=headers, timeout=TIMEOUT_S, retries=False
+                )
+            except HTTPError as error:
+                raise ConnectionError(f"{url} does not answer: {error}") from error
+            # A server that has just come up says so of kinds whose storage is not read yet, and did nothing.
+            if answer.status != 429 or monotonic() >= end:
+                break
+            sleep(POLL_S)
         if answer.status >= 400:
             raise _error(answer.status, answer.data.decode(errors="replace"))
         return json.loads(answer.data) if "json" in answer.headers.get("Content-Type", "") else answer.data.decode()

@@ -8,7 +8,7 @@ import fcntl
 import os
 import resource
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic, sleep
 
@@ -19,15 +19,18 @@ ATTEMPTS = 3
 SHOWN_LINES = 15
 
 
-def build_programs() -> None:
+def build_programs(modules: Sequence[Module] = MODULES) -> None:
     """Build what is not there yet, with one line for each program.
+
+    Args:
+        modules: In the order of their building.
 
     Raises:
         RigNotBuiltError: A program does not build; the message has the compiler's last words.
     """
     with _only_one():
         _bring_go()
-        for module in MODULES:
+        for module in modules:
             for name, package in module.programs.items():
                 _build(module, name, package)
 

@@ -130,6 +130,8 @@ class ControlPlane:
                 f"--root-ca-file={self._credentials.certificate}",
                 "--use-service-account-credentials=true",
                 "--allocate-node-cidrs=false",
+                # Volumes and claims that were seen in the wrong order are bound at the next look only (else 15 s).
+                "--pvclaimbinder-sync-period=1s",
                 *ALONE,
             ],
         )

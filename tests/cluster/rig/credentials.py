@@ -4,6 +4,7 @@ import base64
 import ipaddress
 import json
 import secrets
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -32,11 +33,22 @@ class Credentials:
         folder: Where the files go.
         server: The API server's address.
         now: When the certificate begins.
+        addresses: IP addresses that the API server answers at.
+        users: As `USERS`.
     """
 
-    def __init__(self, folder: Path, server: str, now: datetime) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        server: str,
+        now: datetime,
+        *,
+        addresses: Sequence[str] = ADDRESSES,
+        users: Mapping[str, tuple[str, str]] = USERS,
+    ) -> None:
         self._folder = folder
         self._server = server
+        self._addresses = addresses
         self.certificate = folder / "server.crt"
         self.key = folder / "server.key"
         self.account_key = folder / "accounts.key"
@@ -44,10 +56,10 @@ class Credentials:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._write(self.account_key, _pem(ec.generate_private_key(ec.SECP256R1())))
         self._write_certificate(now)
-        self._tokens = {name: secrets.token_hex(16) for name in USERS}
+        self._tokens = {name: secrets.token_hex(16) for name in users}
         lines = [
             f'{self._tokens[name]},{user},{name},"{group}"' if group else f"{self._tokens[name]},{user},{name}"
-            for name, (user, group) in USERS.items()
+            for name, (user, group) in users.items()
         ]
         self._write(self.tokens, "\n".join(lines).encode())
 
@@ -82,7 +94,7 @@ class Credentials:
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "rig")])
         names = [x509.DNSName(one) for one in NAMES]
-        addresses = [x509.IPAddress(ipaddress.ip_address(one)) for one in ADDRESSES]
+        addresses = [x509.IPAddress(ipaddress.ip_address(one)) for one in self._addresses]
         usage = x509.KeyUsage(
             digital_signature=True,
             key_cert_sign=True,

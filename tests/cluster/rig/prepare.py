@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from time import monotonic, time
 
-from .api import SERVICE_ACCOUNT, Api, Kind, condition, wait_until
+from .api import NAMESPACE, SERVICE_ACCOUNT, Api, Kind, condition, wait_until
 from .control_plane import ControlPlane, Ports
 from .credentials import Credentials
 from .manifests import OPERATOR_NAMESPACE, objects
@@ -18,6 +18,8 @@ from .programs import MODULES, cache_folder, digest
 DEFINITION = Kind("apiextensions.k8s.io/v1", "CustomResourceDefinition")
 SOURCES = ("annotations.py", "manifests.py", "prepare.py", "stages.py", "templates.py")
 ESTABLISHED_WITHIN_S = 300
+PREPARED = "rig/prepared"
+"""Annotation of the namespace `default`; it says nothing to anybody."""
 
 
 def prepared_folder() -> Path:
@@ -72,6 +74,9 @@ def _make(folder: Path, content: list[dict[str, object]]) -> Path:
         _create(api, content)
         for namespace in ("default", OPERATOR_NAMESPACE):
             wait_until(partial(api.get, SERVICE_ACCOUNT, "default", namespace), f"the account of {namespace}")
+        # A member that starts from a copy (`--force-new-cluster`) forgets what it does not know to be committed, and of
+        # its last write it learns that with the next one.
+        api.annotate(NAMESPACE, "default", {PREPARED: "true"})
         api.close()
     finally:
         processes.stop()

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -36,21 +36,25 @@ class Module:
     """One upstream and the programs that are built from it.
 
     Attributes:
-        name: Its folder in `local/rig`.
+        name: Its folder in `local/rig`, or in `parent`.
         path: The Go module that it pins.
         programs: Program name to Go package.
         stamps: Variables that upstream's own build script sets: to `{version}`, `{major}`, `{minor}` or a word.
+        parent: Where its folder is.
+        verb: What builds it, for the message where it is not built.
     """
 
     name: str
     path: str
     programs: Mapping[str, str] = field(default_factory=dict)
     stamps: Mapping[str, str] = field(default_factory=dict)
+    parent: Path = MODULES_FOLDER
+    verb: str = "make rig"
 
     @property
     def folder(self) -> Path:
         """Where its `go.mod` is."""
-        return MODULES_FOLDER / self.name
+        return self.parent / self.name
 
     @property
     def version(self) -> str:
@@ -138,7 +142,8 @@ def go_environment() -> dict[str, str]:
 @cache
 def digest(module: Module) -> str:
     """Return the name of a module's build: all that decides its bytes, hashed."""
-    parts = [(module.folder / name).read_bytes() for name in ("go.mod", "go.sum")]
+    sources = sorted(path.name for path in module.folder.glob("*.go"))
+    parts = [(module.folder / name).read_bytes() for name in ("go.mod", "go.sum", *sources)]
     told = {"flags": module.linker_flags, "go": _go_version(go_program()), **GO_ENVIRONMENT, **module.programs}
     parts += [f"{key}={value}".encode() for key, value in sorted(told.items())]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12]
@@ -149,14 +154,18 @@ def build_folder(module: Module) -> Path:
     return cache_folder() / f"{module.name}-{digest(module)}"
 
 
-def program(name: str) -> Path:
+def program(name: str, modules: Sequence[Module] = MODULES) -> Path:
     """Return the path of a built program.
+
+    Args:
+        name: The program's.
+        modules: Where it is looked up.
 
     Raises:
         RigNotBuiltError: It is not built.
     """
-    module = next(one for one in MODULES if name in one.programs)
+    module = next(one for one in modules if name in one.programs)
     path = build_folder(module) / name
     if not path.exists():
-        raise RigNotBuiltError(f"{name} {module.version} is not built ({path} is not there); run `make rig`")
+        raise RigNotBuiltError(f"{name} {module.version} is not built ({path} is not there); run `{module.verb}`")
     return path

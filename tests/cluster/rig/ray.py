@@ -51,6 +51,10 @@ class Ray:
         put_status: int | None = None,
         get_status: int | None = None,
         health_status: int | None = None,
+        replica_s: float | None = None,
+        most_running: int | None = None,
+        answer_status: int | None = None,
+        lists: list[str] | None = None,
     ) -> None:
         """Change how clusters behave from now on; what is not given stays.
 
@@ -62,6 +66,10 @@ class Ray:
             put_status: The answer to a new configuration; 400 and above refuses it.
             get_status: The answer to a question for the applications.
             health_status: The answer of Serve's health page.
+            replica_s: How long a replica starts.
+            most_running: Replicas beyond these start for ever.
+            answer_status: The answer to a completion; 400 and above refuses it.
+            lists: What `/v1/models` lists in place of what was deployed.
         """
         given = {
             "deploy_s": deploy_s,
@@ -70,6 +78,10 @@ class Ray:
             "put_status": put_status,
             "get_status": get_status,
             "health_status": health_status,
+            "replica_s": replica_s,
+            "most_running": most_running,
+            "answer_status": answer_status,
+            "lists": lists,
         }
         self._post("behave", cluster=cluster, **{key: value for key, value in given.items() if value is not None})
 

@@ -1,4 +1,4 @@
-"""Plays every Ray cluster of the rig: an HTTP proxy that answers for Ray's dashboard and Serve's health page.
+"""Plays every Ray cluster of the rig: an HTTP proxy that answers for Ray's dashboard, and for Serve what vLLM would.
 
 The KubeRay operator gets it as HTTP_PROXY. Go sends a proxy the whole URL, so one server sees which cluster is meant;
 it never uses a proxy for loopback, so the operator reaches the API server directly. Run by path, with the standard
@@ -24,6 +24,10 @@ BEHAVIOUR: dict[str, Any] = {
     "put_status": 200,
     "get_status": 200,
     "health_status": 200,
+    "replica_s": 0.3,
+    "most_running": None,
+    "answer_status": 200,
+    "lists": None,
 }
 """What a cluster does when nobody has told it otherwise."""
 DEPLOYMENT_STATUS = {"RUNNING": "HEALTHY", "UNHEALTHY": "UNHEALTHY", "DEPLOY_FAILED": "DEPLOY_FAILED"}
@@ -57,6 +61,7 @@ class Clusters:
         """Forget everything: deployments, rules, forwards, requests."""
         with self._lock:
             self._deployed: dict[str, tuple[dict[str, Any], float]] = {}  # with the seconds since the epoch
+            self._replicas: dict[tuple[str, str], list[float]] = {}  # when each replica of a deployment was started
             self._rules: list[tuple[str, dict[str, Any]]] = []
             self._statuses: dict[tuple[str, str], tuple[str, str]] = {}
             self._forwards: dict[str, str] = {}
@@ -89,12 +94,28 @@ class Clusters:
     def deploy(self, cluster: str, config: dict[str, Any]) -> None:
         """Keep what a cluster shall serve, from now on. A new deployment heals what was set for the last one."""
         with self._lock:
-            self._deployed[cluster] = (config, time())
+            known, since = self._deployed.get(cluster, ({}, 0.0))
+            # Other numbers of replicas are no new deployment, as with Serve.
+            if _without_numbers(known) != _without_numbers(config):
+                since = time()
+                self._replicas = {key: value for key, value in self._replicas.items() if key[0] != cluster}
+            self._deployed[cluster] = (config, since)
+            for one in config.get("applications", []):
+                for part in one.get("deployments", []):
+                    self._scale(cluster, part)
             self._statuses = {key: value for key, value in self._statuses.items() if key[0] != cluster}
+
+    def _scale(self, cluster: str, part: dict[str, Any]) -> None:
+        """Start what the bounds ask for. Nobody sends load, so after its delay, here at once, Serve wants the least."""
+        least = (part.get("autoscaling_config") or {}).get("min_replicas", 1)
+        started = self._replicas.setdefault((cluster, part["name"]), [])
+        started.extend([time()] * (least - len(started)))
+        del started[least:]
 
     def forget(self, pattern: str) -> None:
         """Lose what clusters were told, as a head does that starts again."""
         with self._lock:
+            self._replicas = {key: value for key, value in self._replicas.items() if not fnmatchcase(key[0], pattern)}
             self._deployed = {key: value for key, value in self._deployed.items() if not fnmatchcase(key, pattern)}
 
     def set_status(self, cluster: str, application: str, status: str, message: str) -> int:
@@ -116,12 +137,38 @@ class Clusters:
         with self._lock:
             config, since = self._deployed.get(cluster, ({}, 0.0))
             done = time() - since >= behaviour["deploy_s"]
-            natural = (behaviour["deploy_as"], behaviour["message"]) if done else ("DEPLOYING", "")
             found = {}
             for one in config.get("applications", []):
                 name = one.get("name", "default")
-                found[name] = _application(one, since, *self._statuses.get((cluster, name), natural))
+                replicas = {
+                    part["name"]: _replicas(self._replicas.get((cluster, part["name"]), []), behaviour, done=done)
+                    for part in one.get("deployments", [])
+                }
+                waits = any(each["state"] != "RUNNING" for part in replicas.values() for each in part)
+                natural = (behaviour["deploy_as"], behaviour["message"]) if done else ("DEPLOYING", "")
+                if natural[0] == "RUNNING" and waits:
+                    natural = ("DEPLOYING", "")
+                status, message = self._statuses.get((cluster, name), natural)
+                found[name] = _application(one, since, status, message, replicas)
             return found
+
+    def behind(self, namespace: str, service: str) -> str:
+        """Return the cluster that answers for a RayService's Service: the last that was deployed."""
+        start = f"{namespace}/{service}-"
+        with self._lock:
+            known = {key: since for key, (_, since) in self._deployed.items() if key.startswith(start)}
+        return max(known, key=lambda key: known[key], default=f"{namespace}/{service}")
+
+    def models(self, cluster: str) -> list[str]:
+        """Return what a cluster can be asked for now."""
+        listed = self.behaviour(cluster)["lists"]
+        served = []
+        for one in self.applications(cluster).values():
+            running = [each for part in one["deployments"].values() for each in part["replicas"]]
+            if any(each["state"] == "RUNNING" for each in running):
+                configs = (one["deployed_app_config"].get("args") or {}).get("llm_configs") or []
+                served += [config["model_loading_config"]["model_id"] for config in configs]
+        return served if listed is None or not served else list(listed)
 
     def note(self, method: str, target: Target, status: int) -> None:
         """Remember a request."""
@@ -140,9 +187,31 @@ class Clusters:
         return {"configs": deployed, "applications": shown, "requests": requests}
 
 
-def _application(config: dict[str, Any], since_s: float, status: str, message: str) -> dict[str, Any]:
+def _without_numbers(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration without what Serve changes in place."""
+    stripped: dict[str, Any] = json.loads(json.dumps(config))
+    for one in stripped.get("applications", []):
+        for part in one.get("deployments", []):
+            part["autoscaling_config"] = bool(part.get("autoscaling_config"))
+    return stripped
+
+
+def _replicas(started: list[float], behaviour: dict[str, Any], *, done: bool) -> list[dict[str, Any]]:
+    """Return the replicas of a deployment as the dashboard shows them."""
+    now, most = time(), behaviour["most_running"]
+    shown = []
+    for index, at in enumerate(started):
+        up = done and behaviour["deploy_as"] != "DEPLOY_FAILED" and now - at >= behaviour["replica_s"]
+        state = "RUNNING" if up and (most is None or index < most) else "STARTING"
+        shown.append({"replica_id": f"{index}-{at:.3f}", "state": state, "start_time_s": at})
+    return shown
+
+
+def _application(
+    config: dict[str, Any], since_s: float, status: str, message: str, replicas: dict[str, list[dict[str, Any]]]
+) -> dict[str, Any]:
     name = config.get("name", "default")
-    deployments = [one["name"] for one in config.get("deployments", [])] or [f"LLMServer:{name}", "OpenAiIngress"]
+    deployments = list(replicas) or [f"LLMServer:{name}", "OpenAiIngress"]
     part = {"status": DEPLOYMENT_STATUS.get(status, "UPDATING"), "message": message}
     return {
         "name": name,
@@ -151,11 +220,26 @@ def _application(config: dict[str, Any], since_s: float, status: str, message: s
         "message": message,
         "last_deployed_time_s": since_s,
         "deployed_app_config": config,
-        "deployments": {one: {"name": one, **part} for one in deployments},
+        "deployments": {
+            one: {
+                "name": one,
+                **part,
+                "target_num_replicas": len(replicas.get(one, ())),
+                "replicas": replicas.get(one, []),
+            }
+            for one in deployments
+        },
     }
 
 
 CLUSTERS = Clusters()
+
+
+def _cluster_of(service: str, namespace: str) -> str:
+    """Return the cluster behind a Service: of its head, or of a RayService's requests."""
+    if service.endswith("-serve-svc"):
+        return CLUSTERS.behind(namespace, service.removesuffix("-serve-svc"))
+    return f"{namespace}/{service.removesuffix('-head-svc')}"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -185,12 +269,12 @@ class Handler(BaseHTTPRequestHandler):
         if proxied := PROXIED.match(self.headers.get("X-Forwarded-Uri") or ""):
             name, namespace = proxied["name"], proxied["namespace"]
             port = PORTS.get(proxied["port"] or "", proxied["port"] or "")
-            return Target(f"{namespace}/{name.removesuffix('-head-svc')}", f"{name}.{namespace}:{port}", path)
+            return Target(_cluster_of(name, namespace), f"{name}.{namespace}:{port}", path)
         address = url.netloc or self.headers.get("Host", "")
         host = address.partition(":")[0]
         name, _, rest = host.partition(".")
-        known = name.endswith("-head-svc")
-        return Target(f"{rest.split('.')[0]}/{name.removesuffix('-head-svc')}" if known else host, address, path)
+        known = name.endswith(("-head-svc", "-serve-svc"))
+        return Target(_cluster_of(name, rest.split(".")[0]) if known else host, address, path)
 
     def _play(self, target: Target, body: bytes) -> int:
         behaviour = CLUSTERS.behaviour(target.cluster)
@@ -205,6 +289,8 @@ class Handler(BaseHTTPRequestHandler):
             )
         if path == "/api/serve/applications":
             return self._serve(target.cluster, behaviour, body)
+        if path in ("/v1/models", "/v1/completions"):
+            return self._answer_as_vllm(path, CLUSTERS.models(target.cluster), behaviour, body)
         return self._answer(404, {"error": f"{target.address} is played by the rig, which knows no {target.path}"})
 
     def _serve(self, cluster: str, behaviour: dict[str, Any], body: bytes) -> int:
@@ -218,6 +304,20 @@ class Handler(BaseHTTPRequestHandler):
             CLUSTERS.deploy(cluster, json.loads(body))
             return self._answer(200, "")
         return self._answer(405, f"{self.command} is not played")
+
+    def _answer_as_vllm(self, path: str, models: list[str], behaviour: dict[str, Any], body: bytes) -> int:
+        if not models:
+            return self._answer(503, {"error": {"message": "no replica runs"}})
+        if path == "/v1/models":
+            return self._answer(200, {"object": "list", "data": [{"id": one, "object": "model"} for one in models]})
+        asked = json.loads(body or b"{}")
+        if behaviour["answer_status"] >= 400:
+            return self._answer(behaviour["answer_status"], {"error": {"message": "refused by a rule"}})
+        if asked.get("model") not in models:
+            return self._answer(404, {"error": {"message": f"the model {asked.get('model')} does not exist"}})
+        if not asked.get("temperature"):  # would prove nothing: it does not reach the sampler
+            return self._answer(400, {"error": {"message": "not sampled"}})
+        return self._answer(200, {"object": "text_completion", "choices": [{"index": 0, "text": " hello"}]})
 
     def _control(self, action: str, told: dict[str, Any]) -> None:
         cluster = told.pop("cluster", "*")

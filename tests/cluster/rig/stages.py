@@ -3,7 +3,16 @@
 from typing import Any
 
 from . import templates
-from .annotations import ENDS_IN, FAULT, FAULT_AFTER, GATEWAY_CONTROLLER, READY_AFTER, RUNS_FOR
+from .annotations import (
+    COMPONENT,
+    ENDS_IN,
+    FAULT,
+    FAULT_AFTER,
+    GATEWAY_CONTROLLER,
+    HANDED_COMPONENTS,
+    READY_AFTER,
+    RUNS_FOR,
+)
 
 Stage = dict[str, Any]
 
@@ -17,6 +26,11 @@ _ALIVE = ".metadata.deletionTimestamp == null"
 _STARTING = f'{_ALIVE} and .status.phase == "Pending" and ({_READY} | not)'
 _RUNNING = f'{_ALIVE} and .status.phase == "Running"'
 _WAITING = "([.status.containerStatuses[]?, .status.initContainerStatuses[]? | .state.waiting.reason] | any(. != null))"
+_HANDED = (
+    f'((.metadata.labels["{COMPONENT}"] // "" | '
+    + " or ".join(f'. == "{one}"' for one in HANDED_COMPONENTS)
+    + f') and {_FAULT} == "")'
+)
 _IS_JOB = '([.metadata.ownerReferences[]?.kind] | any(. == "Job"))'
 
 
@@ -68,7 +82,7 @@ def _first_stages() -> list[Stage]:
     crashed = ("BackOff", "Back-off restarting failed container")
     pull = "Back-off pulling image"
     return [
-        _pod("up", [_STARTING, _not(_is(*kept_down))], templates.up(ready=True), after=READY_AFTER),
+        _pod("up", [_STARTING, _not(_is(*kept_down)), _not(_HANDED)], templates.up(ready=True), after=READY_AFTER),
         _pod("up-unready", [_STARTING, _is("unready")], templates.up(ready=False)),
         _pod(
             "image-pull",
@@ -106,7 +120,7 @@ def _later_stages() -> list[Stage]:
         ),
         _pod(
             "done",
-            [_RUNNING, _IS_JOB, _not(_is(*kept_from_end))],
+            [_RUNNING, _IS_JOB, _not(_is(*kept_from_end)), _not(_HANDED)],
             templates.over("Succeeded", "0", "Completed"),
             after=RUNS_FOR,
         ),

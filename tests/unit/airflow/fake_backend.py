@@ -20,6 +20,7 @@ from tests.fakes import (
     FakeRegistry,
     FakeSignatures,
     FakeTraffic,
+    FakeWarm,
     FakeWeightStore,
 )
 from tests.unit.airflow.played import PlayedJobs
@@ -79,7 +80,9 @@ class FakeBackend:
     ledger: FakeLedger = field(default_factory=FakeLedger)
     objects: FakeObjects = field(default_factory=FakeObjects)
     runs: Any = field(default_factory=FakeRuns)
+    hooks: Any = None
     checks: NoChecks = field(default_factory=NoChecks)
+    warm: FakeWarm | None = None
     signatures: FakeSignatures = field(default_factory=FakeSignatures)
     kept_profiles: dict[str, Profile] = field(default_factory=lambda: {"tiny": make_profile()})
     model_root: str = "/nodes"
@@ -89,6 +92,8 @@ class FakeBackend:
     """What is wrong with profiles that are not there."""
     calendars: dict[str, str] = field(default_factory=dict)
     """ICS text by the file's name."""
+    secrets: tuple[str, ...] = ("webhook-secret",)
+    """What the registry's messages are signed with."""
 
     def serving_image(self, profile: Profile) -> str:
         """Return one image for all."""
@@ -114,6 +119,10 @@ class FakeBackend:
         if name is not None and name not in self.calendars:
             raise ConfigError(f"prescale.calendar of {profile.model}: {name} cannot be read")
         return None if name is None else self.calendars[name]
+
+    def webhook_secrets(self, now: datetime) -> Sequence[str]:
+        """Return what the test put in."""
+        return self.secrets
 
     def model_url(self, model: str, version: int) -> str:
         """Return an address."""

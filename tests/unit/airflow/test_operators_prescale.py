@@ -10,9 +10,11 @@ from airflow.sdk.timezone import utcnow
 
 from headway.domain.prescaling import Tick, plan_key, read_tick
 from headway.errors import Conflict
+from headway.ports import Held
 from operators.prescale import LEASE, PrescaleOperator
 from operators.reconcile import ReconcileOperator
 from tests.factories import make_profile
+from tests.fakes import FakeWarm
 from tests.unit.airflow.fake_backend import FakeBackend
 from tests.unit.airflow.walk import context
 
@@ -174,3 +176,28 @@ def keep(backend: FakeBackend, *, minutes_ago: float) -> None:
     """Let the last tick have been some time ago."""
     last = Tick.off("one", utcnow() - timedelta(minutes=minutes_ago, seconds=1), 7, "")
     backend.objects.write(plan_key("one"), last.model_dump_json().encode())
+
+
+def test_room_for_a_model_that_nobody_plans_is_given_back(planned: FakeBackend) -> None:
+    """Without a profile, or one that asks for it, no tick would; a profile that is only broken keeps its room."""
+    planned.warm = FakeWarm()
+    planned.kept_profiles["plain"] = make_profile(model="plain")
+    for model in ("one", "gone", "plain"):
+        planned.warm.hold(model, "NVIDIA-L40S", 1, 2)
+    planned.profile_faults = ("gone.yaml is not YAML",)
+    with pytest.raises(AirflowFailException):
+        run()
+    assert [held.model for held in planned.warm.held()] == ["gone", "one", "plain"]
+
+    planned.profile_faults = ()
+    run()
+
+    assert [held.model for held in planned.warm.held()] == ["one"]
+
+
+def test_room_that_cannot_be_given_back_is_told(planned: FakeBackend) -> None:
+    """The plans of all models are made nevertheless, and the run fails with the reason."""
+    planned.warm = FakeWarm(kept={"gone": Held("gone", "NVIDIA-L40S", 1, 2, 2)}, down=True)
+
+    with pytest.raises(AirflowFailException, match="that nobody plans could not be given back"):
+        run()

@@ -61,7 +61,7 @@ def test_the_same_race_is_not_run_twice(race: FakeBackend) -> None:
 
     again = walk("two", minute=1)
 
-    wanted = desired(race, race.kept_profiles["tiny"])
+    wanted = desired(race, race.kept_profiles["tiny"], race.traffic.route("tiny"))
     stable = race.traffic.route("tiny").stable
     assert again.states["plan"] == "skipped"
     assert wanted is not None
@@ -94,7 +94,7 @@ def test_a_race_without_a_winner_is_rejected_with_every_reason(race: FakeBackend
     assert walked.states["quantize"] == "failed"
     assert all(f"{scheme}: " in str(walked.errors["quantize"]) for scheme in RACE["schemes"])
     assert outcome(race, 1) == "rejected"
-    wanted = desired(race, race.kept_profiles["tiny"])
+    wanted = desired(race, race.kept_profiles["tiny"], race.traffic.route("tiny"))
     assert wanted is not None
     assert wanted.cluster_digest in json.loads(race.registry.tags("tiny", 1)["headway.state"])
 

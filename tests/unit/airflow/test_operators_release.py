@@ -4,18 +4,18 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
 from airflow.sdk.timezone import utcnow
 
 from headway.domain.release import ReleasePlan, StepRecord, record_key
 from headway.errors import BackendUnavailable, DeadlineExceeded
 from headway.prescale import throughput
-from headway.release import report, rollback
+from headway.release import record, report, rollback
 from operators.approve import ApproveOperator
 from operators.record import RecordOperator
 from operators.release import CanaryOperator, PlanOperator, QuantizeOperator, RolloutOperator, StageOperator
 from operators.select import SelectOperator
-from operators.triggers import ClusterTrigger, LeaseTrigger
+from operators.triggers import ClusterTrigger, LeaseTrigger, RoomTrigger
 from tests.fakes import FakeMetrics
 from tests.unit.airflow import played
 from tests.unit.airflow.fake_backend import FakeBackend
@@ -211,6 +211,54 @@ def test_a_paused_model_is_not_released(world: FakeBackend) -> None:
     assert "tiny is paused; `headway resume tiny`" in walked.reason
 
 
+def test_a_promotion_that_the_alias_still_names_is_released(world: FakeBackend) -> None:
+    """The message of the registry came in time."""
+    walked = walk(version="1", while_alias="champion")
+
+    assert walked.states["record"] == "success"
+    assert outcome(world, 1) == "promoted"
+
+
+@pytest.mark.parametrize("alias", ["champion", "gone"])
+def test_a_promotion_that_is_over_is_skipped(world: FakeBackend, alias: str) -> None:
+    """The message came late: nothing is released, nothing fails, nothing is remembered of it."""
+    jobs = len(world.jobs.starts)
+
+    walked = walk(version=2, while_alias=alias)
+
+    assert set(walked.states.values()) == {"skipped"}
+    assert f"alias {alias} of tiny names" in str(walked.errors["select"])
+    assert str(walked.errors["record"]) == str(walked.errors["select"])
+    assert (len(world.jobs.starts), world.traffic.history, world.lease.grants) == (jobs, [], {})
+    assert record.read_state(world.registry.tags("tiny", 2)) == {}
+
+
+def test_a_promotion_that_ends_while_it_waits_is_skipped(world: FakeBackend) -> None:
+    """The registry is read again when the turn comes, and the lease is given back."""
+    world.lease.acquire("tiny", "other", 600, utcnow())
+    select = SelectOperator(task_id="select", model="tiny", version=1, while_alias="champion")
+    with pytest.raises(TaskDeferred) as waits:
+        select.execute(context())
+    world.registry.aliases["tiny", "champion"] = 2
+    world.lease.release("tiny", "other", utcnow())
+
+    with pytest.raises(AirflowSkipException):
+        select.resume(context(), {"free": True}, **(waits.value.kwargs or {}))
+    with pytest.raises(AirflowSkipException):
+        RecordOperator(task_id="record", model="tiny").execute(context())
+
+    assert world.lease.grants == {}
+
+
+def test_a_promotion_that_was_frozen_goes_on_when_the_alias_moves(world: FakeBackend) -> None:
+    """A task that is tried again finds what its first try made; the next promotion is the next release."""
+    select = SelectOperator(task_id="select", model="tiny", version=1, while_alias="champion")
+    frozen = select.execute(context())
+    world.registry.aliases["tiny", "champion"] = 2
+
+    assert select.execute(context()) == frozen
+
+
 def test_a_second_release_of_a_model_waits_without_a_worker(world: FakeBackend) -> None:
     """One at a time, and the queue is visible."""
     world.lease.acquire("tiny", "other", 600, utcnow())
@@ -285,6 +333,31 @@ def test_a_step_that_is_late_ends_with_what_it_was_doing(world: FakeBackend) -> 
     kept = world.ledger.read(record_key("tiny", ref["release"], "rollout.error-001"))
     assert kept is not None
     assert StepRecord.model_validate(kept).outcome == DeadlineExceeded.__name__
+
+
+def test_room_is_waited_for_without_a_worker_and_taken_when_it_comes(world: FakeBackend) -> None:
+    """Where the profile says so: the cluster starts with the first look that finds room, and then is waited for."""
+    world.kept_profiles["tiny"] = profile(rollout={"no_room": "wait"})
+    ref = selected(world)
+    world.clusters.used_bytes = world.clusters.total_bytes
+    operator = RolloutOperator(task_id="rollout", model="tiny", ref=ref)
+
+    with pytest.raises(TaskDeferred) as waits:
+        operator.execute(context())
+    assert isinstance(waits.value.trigger, RoomTrigger)
+    assert waits.value.trigger.look() is None
+    again = waits.value.kwargs or {}
+    with pytest.raises(AirflowFailException, match="waited for room: needs 1 x"):
+        operator.resume(context(), {}, **{**again, "started_at": (utcnow() - timedelta(days=1)).isoformat()})
+    assert not world.clusters.specs
+
+    world.clusters.used_bytes = 0
+    seen = waits.value.trigger.look()
+    assert seen is not None
+    with pytest.raises(TaskDeferred) as starts:
+        operator.resume(context(), seen, **again)
+    assert isinstance(starts.value.trigger, ClusterTrigger)
+    assert list(world.clusters.specs) == [again["subject"]]
 
 
 def test_a_second_try_finds_what_the_first_one_decided(world: FakeBackend) -> None:

@@ -19,7 +19,7 @@ from headway.errors import BackendUnavailable, ConfigError, HeadwayError, Refuse
 from headway.release import rollout
 from operators.errors import translated
 from operators.lease import keep_lease
-from operators.triggers import FIRST_LOOK_S, ClusterTrigger, JobTrigger, LeaseTrigger, ShiftTrigger
+from operators.triggers import FIRST_LOOK_S, ClusterTrigger, JobTrigger, LeaseTrigger, RoomTrigger, ShiftTrigger
 from operators.waiting import poll
 from tests.factories import make_plan, make_profile, make_ref
 from tests.unit.airflow.fake_backend import FakeBackend
@@ -86,6 +86,7 @@ def test_no_trigger_fires_before_its_task_is_deferred_for_sure() -> None:
     [
         JobTrigger(name="j", deadline="2026-11-30T12:00:00+00:00", model="tiny", holder="run"),
         ClusterTrigger(name="c", deadline="2026-11-30T12:00:00+00:00", model="tiny", holder="run"),
+        RoomTrigger(spec=make_plan().cluster.to_json(), deadline="2026-11-30T12:00:00+00:00", model="tiny"),
         LeaseTrigger(lease_of="tiny", asker="run", deadline="2026-11-30T12:00:00+00:00"),
         ShiftTrigger(release="r", deadline="2026-11-30T12:00:00+00:00", model="tiny", holder="run", poll_s=5.0),
     ],

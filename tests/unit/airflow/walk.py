@@ -51,6 +51,7 @@ def walk(
     model: str = "tiny",
     version: Any = None,
     alias: Any = None,
+    while_alias: Any = None,
     scheme: str = "profile",
     skip: Any = False,
     before: dict[str, Callable[[], None]] | None = None,
@@ -63,6 +64,7 @@ def walk(
         model: Of the form, as the others.
         version: Of the form.
         alias: Of the form.
+        while_alias: Of the webhook's message.
         scheme: Of the form.
         skip: Of the form.
         before: What happens to the world before a task begins.
@@ -71,7 +73,12 @@ def walk(
     ctx = context(run_id, minute=minute)
     stopped = ""
     tasks: list[tuple[str, Callable[[Any], Any]]] = [
-        ("select", lambda ref: SelectOperator(task_id="select", model=model, version=version, alias=alias)),
+        (
+            "select",
+            lambda ref: SelectOperator(
+                task_id="select", model=model, version=version, alias=alias, while_alias=while_alias
+            ),
+        ),
         ("plan", lambda ref: PlanOperator(task_id="plan", model=model, ref=ref, scheme=scheme)),
         ("quantize", lambda ref: QuantizeOperator(task_id="quantize", model=model, ref=ref)),
         ("stage", lambda ref: StageOperator(task_id="stage", model=model, ref=ref)),

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from headway.domain.cluster import ScaleUp
 from headway.domain.prescaling import Standing, Tick, history_key, learned_key, plan_key
-from headway.domain.traffic import Backend
+from headway.domain.traffic import Backend, Route
 from headway.errors import BackendUnavailable, HeadwayError
 from headway.prescale import shadow, state
 from headway.prescale.history import from_parquet
 from tests.factories import make_plan
+from tests.fakes import FakeWarm
 from tests.unit.prescale.world import NOON, SUSTAINED, World, daily, prescaled
 
 EVERY = timedelta(minutes=10)
@@ -522,3 +523,82 @@ def test_a_spare_replica_is_kept(world: World) -> None:
     made = world.tick()
 
     assert made.floor >= math.ceil(made.load or 0) + 1
+
+
+# --- Room for what comes ----------------------------------------------------------------------------------------------
+
+GPU = "NVIDIA-L40S"
+
+
+HARDWARE = {"accelerator": GPU, "per_replica": 2}
+
+
+@pytest.fixture
+def roomy(world: World) -> World:
+    """A model on GPUs, two a replica, that needs up to 25 of them; room can be held."""
+    world.profile = prescaled(hardware=HARDWARE, replicas={"min": 1, "max": 40}, prescale={"requests_per_s": 0.4})
+    world.warm = FakeWarm()
+    world.has(10, floor=10)
+    return world
+
+
+def room(world: World) -> int:
+    """Return for how many replicas room is held."""
+    assert world.warm is not None
+    held = list(world.warm.held())
+    assert all((one.model, one.accelerator, one.per_replica) == ("tiny", GPU, 2) for one in held)
+    return sum(one.replicas for one in held)
+
+
+def test_room_is_held_before_replicas_are_asked_for_and_never_twice(roomy: World) -> None:
+    """What the ladder wants to be ready for is up, asked for, or held: on the way to the peak, and after it."""
+    held = []
+    for hour in (11.5, 12.5, 18.0):
+        made = roomy.tick(at(hour))
+        wanted = next(rung.count for rung in made.ladder if rung.name == "pause pods")
+        assert room(roomy) == max(wanted - max(made.floor, made.running), 0)
+        held.append(room(roomy))
+        roomy.has(made.floor)
+
+    assert min(held[:2]) > 0
+    assert held[2] == 0, "nothing is held when the peak is over"
+
+
+@pytest.mark.parametrize("how", ["off", "shadow", "no stable"])
+def test_room_is_given_back_where_no_plan_is_in_force(roomy: World, how: str) -> None:
+    """Nobody pays for room that nobody plans with."""
+    assert roomy.warm is not None
+    roomy.warm.hold("tiny", GPU, 2, 3)
+    if how == "no stable":
+        roomy.traffic.shift(Route(model="tiny"))
+    else:
+        wishes = {"shadow": True} if how == "shadow" else {"enabled": False}
+        roomy.profile = prescaled(hardware=HARDWARE, prescale=wishes)
+
+    roomy.tick()
+
+    assert room(roomy) == 0
+
+
+@pytest.mark.parametrize("how", ["paused", "unmeasured"])
+def test_room_stays_while_nobody_knows_better(roomy: World, how: str) -> None:
+    """A paused model changes in nothing, and a load that nobody measured gives nothing up."""
+    assert roomy.warm is not None
+    roomy.warm.hold("tiny", GPU, 2, 3)
+    if how == "paused":
+        roomy.traffic.shift(roomy.traffic.route("tiny").model_copy(update={"paused": True}))
+    roomy.metrics.down = how == "unmeasured"
+
+    roomy.tick()
+
+    assert room(roomy) == 3
+
+
+def test_room_that_cannot_be_held_costs_a_sentence_and_not_the_floor(roomy: World) -> None:
+    """The floor is what users feel."""
+    roomy.warm = FakeWarm(down=True)
+    made = roomy.tick()
+
+    assert roomy.floor == made.floor > 10
+    assert any("room that is held for tiny could not be changed" in problem for problem in made.problems)
+    assert roomy.plan() == made

@@ -19,7 +19,7 @@ from headway.ports import REQUESTS, Sample
 from headway.prescale.history import STEP_S, History, to_parquet
 from headway.prescale.tick import tick
 from tests.factories import make_plan, make_profile
-from tests.fakes import FakeClusters, FakeLedger, FakeMetrics, FakeObjects, FakeTraffic
+from tests.fakes import FakeClusters, FakeLedger, FakeMetrics, FakeObjects, FakeTraffic, FakeWarm
 
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
 """A Wednesday."""
@@ -96,6 +96,7 @@ class World:
     objects: FakeObjects = field(default_factory=FakeObjects)
     ledger: FakeLedger = field(default_factory=FakeLedger)
     checks: NoChecks = field(default_factory=NoChecks)
+    warm: FakeWarm | None = None
 
     def __post_init__(self) -> None:
         plan = make_plan(self.profile)

@@ -9,10 +9,11 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote, urlencode, urlsplit
 
 import kubernetes
+import yaml
 from kubernetes.config import ConfigException
 from urllib3.exceptions import HTTPError
 
@@ -31,6 +32,8 @@ BUSY = (429, 500, 502, 503, 504)
 TRIES = 4
 LONGEST_WAIT_S = 4.0
 IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
+METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+"""Asks for an object's name and labels alone."""
 APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"
 
 
@@ -49,7 +52,7 @@ class Client:
         self.in_cluster = in_cluster
 
     @classmethod
-    def connect(cls, kubeconfig: Path | None = None, context: str | None = None) -> "Client":
+    def connect(cls, kubeconfig: Path | None = None, context: str | None = None) -> Self:
         """Return a client of the account that the kubeconfig names, or of this pod's own.
 
         Args:
@@ -68,7 +71,7 @@ class Client:
                 kubernetes.config.load_kube_config(
                     None if kubeconfig is None else str(kubeconfig), context, client_configuration=configuration
                 )
-        except (ConfigException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             where = f"the kubeconfig {kubeconfig}" if kubeconfig else "the kubeconfig (KUBECONFIG, ~/.kube/config)"
             raise ConfigError(
                 f"{where} cannot be used: {' '.join(str(error).split())[:300]}; set HEADWAY_KUBECONFIG to a valid one",
@@ -88,10 +91,20 @@ class Client:
     def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object | None:
         """Return an object, none if there is none. A kind that the server does not know raises ConfigError."""
         try:
-            found: Object = self.request("GET", kind.path(namespace, name), what=_what("read", kind, name, namespace))
+            what = _what("read", kind, name, namespace)
+            found: Object = self.request("GET", kind.path(namespace, name), what=what, kind=kind)
         except NotFound:
             return None
         return found
+
+    def exists(self, kind: Kind, name: str, namespace: str | None = None) -> bool:
+        """Tell whether there is an object, without its content: that of a Secret stays where it is."""
+        what = _what("look for", kind, name, namespace)
+        try:
+            self.request("GET", kind.path(namespace, name), what=what, kind=kind, accept=METADATA)
+        except NotFound:
+            return False
+        return True
 
     def list(self, kind: Kind, namespace: str | None = None, **selectors: str) -> Sequence[Object]:
         """Return the objects of a kind, of one namespace or of all.
@@ -156,6 +169,7 @@ class Client:
         *,
         propagation: str = "Background",
         uid: str | None = None,
+        grace_s: int | None = None,
     ) -> None:
         """Delete an object and what it owns; absent is fine.
 
@@ -165,8 +179,13 @@ class Client:
             namespace: Its namespace.
             propagation: `Foreground` to keep it until everything that it owns is gone.
             uid: Only this very object; another one of the same name is a Conflict.
+            grace_s: Seconds that a pod gets to end; 0 forgets it without asking its node. None: as it says itself.
         """
-        options: Object = {"propagationPolicy": propagation, **({"preconditions": {"uid": uid}} if uid else {})}
+        options: Object = {
+            "propagationPolicy": propagation,
+            **({"preconditions": {"uid": uid}} if uid else {}),
+            **({} if grace_s is None else {"gracePeriodSeconds": grace_s}),
+        }
         what = _what("delete", kind, name, namespace)
         try:
             self.request("DELETE", kind.path(namespace, name), options, what=what, kind=kind)
@@ -215,6 +234,8 @@ class Client:
     ) -> Any:
         """Send a request to a Service by the API server's own proxy, as those outside of the cluster must.
 
+        What stands behind the proxy is asked once: a server error may be its own answer.
+
         Args:
             service: Its name.
             port: Name or number of its port.
@@ -225,7 +246,8 @@ class Client:
             timeout_s: How long to wait for the answer.
         """
         place = f"{SERVICE.path(namespace, f'{service}:{port}')}/proxy{quote(path, safe='/?=&')}".replace("%3A", ":")
-        return self.request(method, place, body, what=f"ask Service {namespace}/{service}", timeout_s=timeout_s)
+        what = f"ask Service {namespace}/{service}"
+        return self.request(method, place, body, what=what, timeout_s=timeout_s, tries=1)
 
     def request(
         self,
@@ -236,8 +258,10 @@ class Client:
         what: str,
         kind: Kind | None = None,
         content_type: str = "application/json",
+        accept: str = "application/json",
         text: bool = False,
         timeout_s: float = TIMEOUT_S,
+        tries: int = TRIES,
     ) -> Any:
         """Send a request, again a few times while the server is busy.
 
@@ -248,8 +272,10 @@ class Client:
             what: What is tried, in words; it begins the text of an error.
             kind: What it is tried on.
             content_type: Of the body.
+            accept: Which form of the answer.
             text: Whether the answer is taken as it is.
             timeout_s: How long to wait for an answer.
+            tries: How often it is sent at most.
 
         Returns:
             The answer, parsed if it is JSON.
@@ -257,23 +283,24 @@ class Client:
         Raises:
             HeadwayError: As `errors` maps it.
         """
-        for attempt in range(1, TRIES + 1):
+        wanted = {"Accept": accept, "Content-Type": content_type}
+        for attempt in range(1, tries + 1):
             try:
-                status, headers, answer = self._send(method, path, body, content_type, timeout_s)
+                status, headers, answer = self._send(method, path, body, wanted, timeout_s)
             except (HTTPError, OSError) as error:
                 raise errors.unreachable(self.host, what, error) from error
             if status < 400:
                 is_json = "json" in headers.get("Content-Type", "") and not text
                 return json.loads(answer) if is_json else answer.decode(errors="replace")
-            if status not in BUSY or attempt == TRIES:
+            if status not in BUSY or attempt == tries:
                 break
             time.sleep(_wait_s(headers, attempt))
         raise errors.refused(status, answer.decode(errors="replace"), what, kind)
 
     def _send(
-        self, method: str, path: str, body: object, content_type: str, timeout_s: float
+        self, method: str, path: str, body: object, wanted: Mapping[str, str], timeout_s: float
     ) -> tuple[int, Mapping[str, str], bytes]:
-        headers = {"Accept": "application/json", "Content-Type": content_type}
+        headers = dict(wanted)
         self._api.update_params_for_auth(headers, [], ["BearerToken"])
         answer = self._api.rest_client.pool_manager.request(
             method,

@@ -16,6 +16,8 @@ MODEL, RELEASE, DIGEST = "headway/model", "headway/release", "headway/digest"
 """Labels: slugs of model and release, and the 12 hex digits by which the object is named."""
 ASKED = "headway/asked"
 """Annotation: what the object was made from, as JSON."""
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's where it is there: ten times as quick."""
 LONGEST_LABEL = 63
 LONGEST_RAY_SERVICE = 47
 """Characters: KubeRay names pods and Services after a RayService."""
@@ -70,7 +72,7 @@ def template(folder: Path, name: str) -> Object:
     """
     path = folder / f"{name}.yaml"
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), LOADER)  # noqa: S506 - both loaders are safe ones
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(
             f"the template {path} cannot be read: {' '.join(str(error).split())}; put the one of this version back",

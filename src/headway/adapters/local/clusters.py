@@ -28,9 +28,9 @@ from headway.adapters.local.processes import ProcessState, Supervisor, end_stray
 from headway.adapters.local.ray_head import ray_arguments, ray_environment
 from headway.domain.cluster import (
     APPLICATION,
-    Capacity,
     ClusterSpec,
     ClusterStatus,
+    Room,
     ScaleUp,
     checked_range,
     deployment_name,
@@ -150,8 +150,8 @@ class LocalClusters:
             if _utc(one["ready_at"]) > since
         ]
 
-    def capacity(self) -> Capacity:
-        """Tell how much memory another cluster may take: what is available, less what starting clusters will take."""
+    def room(self, spec: ClusterSpec) -> Room:
+        """Tell whether one replica more has room: in what is available, less what starting clusters will take."""
         memory = psutil.virtual_memory()
         promised, waiting = 0, 0
         for record in files.every(self._layout):
@@ -162,12 +162,18 @@ class LocalClusters:
             if missing > 0:
                 promised, waiting = promised + missing, waiting + 1
         free = max(0, int(memory.available) - promised)
-        detail = f"{format_bytes(memory.available)} available"
+        why = f"{format_bytes(memory.available)} available"
         if waiting:
-            detail += f", {format_bytes(promised)} promised to {waiting} that start"
+            why += f", {format_bytes(promised)} promised to {waiting} that start"
         if not self._free_slots():
-            free, detail = 0, f"all {CLUSTER_SLOTS} slots are taken"
-        return Capacity(free_bytes=free, total_bytes=int(memory.total), detail=detail)
+            free, why = 0, f"all {CLUSTER_SLOTS} slots are taken"
+        return Room(
+            fits=free >= spec.memory_bytes,
+            possible=memory.total >= spec.memory_bytes,
+            replicas=free // spec.memory_bytes,
+            detail=f"a replica needs {format_bytes(spec.memory_bytes)}, and {format_bytes(free)} of "
+            f"{format_bytes(memory.total)} are free ({why})",
+        )
 
     def _starting(self, record: ClusterRecord) -> int:
         """Return how many replicas a cluster will have once those have come that it waits for; zero if it has them."""

@@ -3,8 +3,6 @@
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal
 
 from headway.adapters.local import services
 from headway.adapters.local.layout import ENVIRONMENTS, SYSTEM_PATH, LocalLayout
@@ -21,24 +19,12 @@ from headway.adapters.local.machine import (
 )
 from headway.adapters.local.processes import Supervisor, strays
 from headway.adapters.local.stack import services_health
+from headway.domain.finding import Finding, Level
 from headway.errors import BackendUnavailable
 from headway.units import format_bytes
 
-Level = Literal["ok", "note", "missing"]
-
 PYTHON = (3, 11)
 LEAST_CORES = 2
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the doctor's table."""
-
-    what: str
-    level: Level
-    found: str
-    remedy: str = ""
-    """What to do; empty if there is nothing to do."""
 
 
 def examine(layout: LocalLayout) -> list[Finding]:

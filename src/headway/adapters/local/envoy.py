@@ -16,9 +16,8 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
-from urllib.parse import quote
 
-from headway.domain.traffic import Backend, Route
+from headway.domain.traffic import Backend, Route, path_of
 from headway.domain.value import slug
 
 Side = Literal["stable", "candidate"]
@@ -44,11 +43,6 @@ RELEASE_HEADER = {
 def upstream(model: str, side: Side, *, only: bool = False) -> str:
     """Return the name of a model's upstream cluster. No dots: Envoy's statistics would take the name apart at them."""
     return f"{slug(model)}_{side}{'_only' if only else ''}"
-
-
-def path_of(model: str) -> str:
-    """Return the path below which a model answers: its name if a URL can carry it as it is, else its slug."""
-    return f"/{model if quote(model, safe='') == model else slug(model)}"
 
 
 def clusters(routes: Sequence[Route], folder: str) -> dict[str, Any]:

@@ -62,6 +62,8 @@ class LocalLayout(Ports):
     """The deployment's own key pair for artifacts; none: the pair among the generated secrets."""
     prometheus_url: str | None = field(default=None, repr=False)
     """Where tasks read the metrics; none: the stack's own scraper. It may hold a password."""
+    handed_on: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Settings that Airflow's programs get as they are: those of another backend."""
 
     @classmethod
     def make(
@@ -75,6 +77,7 @@ class LocalLayout(Ports):
         signing_key: Path | None = None,
         artifact_key: Path | None = None,
         prometheus_url: str | None = None,
+        handed_on: Mapping[str, str] | None = None,
     ) -> "LocalLayout":
         """Build a layout with absolute paths and the environments that the lock files name.
 
@@ -92,6 +95,7 @@ class LocalLayout(Ports):
             own_signing_key=signing_key,
             own_artifact_key=artifact_key,
             prometheus_url=prometheus_url,
+            handed_on=handed_on or {},
         )
         if (signing_key is None) != (artifact_key is None):
             raise ConfigError(

@@ -4,16 +4,20 @@ import base64
 import json
 import os
 import secrets
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from headway.adapters.local.layout import S3_ROLES, LocalLayout, S3Role
+from headway.errors import ConfigError, Conflict
 
 JWT_SECRET = "jwt_secret"  # noqa: S105 - the name of the file
 AIRFLOW_FERNET_KEY = "airflow_fernet_key"
 AIRFLOW_SECRET_KEY = "airflow_secret_key"  # noqa: S105 - the name of the file
 MLFLOW_WEBHOOK_KEY = "mlflow_webhook_encryption_key"
 WEBHOOK_SECRET = "webhook_secret"  # noqa: S105 - the name of the file
+WEBHOOK_SECRET_BEFORE = "webhook_secret_before"  # noqa: S105 - the name of the file
+"""The secret that was replaced last, and on a second line until when it is good (UTC, ISO 8601)."""
 
 AIRFLOW_USERS = ("admin", "headway")
 
@@ -120,6 +124,73 @@ def read(layout: LocalLayout, name: str) -> str:
     return layout.secret(name).read_text().strip()
 
 
+def webhook_secrets(layout: LocalLayout, now: datetime) -> tuple[str, ...]:
+    """Return what the registry's messages may be signed with: the secret, and for a while the one before it.
+
+    Read anew at each call, so that a rotation needs no restart. Empty if none was made yet.
+
+    Raises:
+        ConfigError: A file cannot be read.
+    """
+    try:
+        current = layout.secret(WEBHOOK_SECRET)
+        if not current.exists():
+            return ()
+        found = [current.read_text().strip()]
+        before = _webhook_before(layout)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"the webhook's secret in {layout.secrets} cannot be read ({type(error).__name__}); see who owns the file",
+            folder=str(layout.secrets),
+        ) from error
+    if before is not None and now < before[1]:
+        found.append(before[0])
+    return tuple(secret for secret in found if secret)
+
+
+def rotate_webhook(layout: LocalLayout, now: datetime, grace_s: float) -> datetime:
+    """Replace the webhook's secret; return until when the one before it is good as well.
+
+    Args:
+        layout: Where.
+        now: UTC.
+        grace_s: For how long the old one is good.
+
+    Raises:
+        ConfigError: There is no secret to replace.
+        Conflict: The last rotation is not over: a third secret would make the first invalid, and nobody knows whether
+            the registry still signs with it.
+    """
+    old = webhook_secrets(layout, now)
+    if not old:
+        raise ConfigError(f"there is no {layout.secret(WEBHOOK_SECRET)} to replace; `headway up` makes it")
+    if len(old) > 1:
+        before = _webhook_before(layout)
+        until = before[1] if before else now
+        raise Conflict(
+            f"the secret before this one is good until {until:%H:%M:%S} UTC; rotate again after that. "
+            "`headway webhook sync` gives the registry the present one",
+            until=until.isoformat(),
+        )
+    until = now + timedelta(seconds=grace_s)
+    # In this order a process that is killed in between leaves the old secret good.
+    _write(layout.secret(WEBHOOK_SECRET_BEFORE), f"{old[0]}\n{until.isoformat()}\n")
+    _write(layout.secret(WEBHOOK_SECRET), secrets.token_urlsafe(32))
+    return until
+
+
+def _webhook_before(layout: LocalLayout) -> tuple[str, datetime] | None:
+    """Return the secret before this one and until when it is good. Raises OSError or ValueError."""
+    path = layout.secret(WEBHOOK_SECRET_BEFORE)
+    if not path.exists():
+        return None
+    secret, text = path.read_text().split()
+    until = datetime.fromisoformat(text)
+    if until.tzinfo is None:
+        raise ValueError(f"{until} has no time zone")
+    return secret, until
+
+
 def airflow_password(layout: LocalLayout, user: str) -> str:
     """Return the password of an Airflow user."""
     return str(json.loads(layout.airflow_passwords.read_text())[user])
@@ -131,11 +202,16 @@ def _fernet_key() -> str:
 
 
 def _create(path: Path, content: str) -> bool:
-    """Write a new file of mode 600 by rename, so that a killed process leaves no half secret; false if it is there."""
+    """Write a new file of mode 600; false if it is there."""
     if path.exists():
         return False
+    _write(path, content)
+    return True
+
+
+def _write(path: Path, content: str) -> None:
+    """Write a file of mode 600 by rename, so that a killed process leaves no half secret."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(content)
     part.replace(path)
-    return True

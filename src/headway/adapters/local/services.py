@@ -98,6 +98,7 @@ def airflow_env(layout: LocalLayout) -> dict[str, str]:
     values |= {name: str(path) for name, path in keys.items() if path is not None}
     if layout.prometheus_url:
         values["HEADWAY_PROMETHEUS_URL"] = layout.prometheus_url
+    values |= layout.handed_on
     return layout.child_env("airflow", extra={**values, "HEADWAY_CODE": code_digest(layout.checkout)})
 
 

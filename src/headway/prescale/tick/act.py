@@ -1,11 +1,13 @@
-"""Setting the floor: of what serves, and of a candidate that has a share of the traffic."""
+"""Setting the floor of what serves, and of a candidate with a share of the traffic; holding room for what comes."""
 
 import math
 
 from headway.domain.cluster import ClusterStatus
+from headway.domain.prescaling import Tick
 from headway.domain.profile import Profile, Replicas
 from headway.domain.traffic import Route
-from headway.ports import Clusters
+from headway.ports import Clusters, Warm
+from headway.prescale import ladder
 
 
 def act(profile: Profile, route: Route, stable: ClusterStatus, floor: int, clusters: Clusters) -> None:
@@ -48,3 +50,27 @@ def give_back(profile: Profile, cluster: ClusterStatus, clusters: Clusters) -> N
     """Set the range of the profile, which stands when nothing is planned ahead."""
     if cluster.spec is not None and cluster.spec.replicas != profile.replicas:
         clusters.floor(cluster.name, profile.replicas)
+
+
+def hold(profile: Profile, made: Tick, warm: Warm) -> None:
+    """Hold room for the replicas that the ladder wants to be ready for and that are neither up nor asked for.
+
+    Room is held by a forecast alone: where it is not in force, all is given back, except that nothing is given up
+    because the load could not be measured, or while a person has paused the model.
+
+    Args:
+        profile: Of the model.
+        made: Its plan; the floor is set by then.
+        warm: What holds room.
+
+    Raises:
+        HeadwayError: It cannot be held or given back.
+    """
+    hardware = profile.hardware
+    if hardware.accelerator == "cpu" or made.mode == "paused":
+        return
+    if made.mode in ("forecast", "reactive") and made.load is None:
+        return
+    ready_for = next((rung.count for rung in made.ladder if rung.name == ladder.HELD.name), 0)
+    count = max(ready_for - max(made.floor, made.running + made.pending), 0) if made.mode == "forecast" else 0
+    warm.hold(profile.model, hardware.accelerator, hardware.per_replica, count)

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Protocol
 
 from headway.domain.profile import Profile
-from headway.ports import Checks, Clusters, Ledger, Metrics, Objects, Traffic
+from headway.ports import Checks, Clusters, Ledger, Metrics, Objects, Traffic, Warm
 from headway.prescale.tick.words import Words
 
 
@@ -35,6 +35,11 @@ class Ports(Protocol):
     @property
     def ledger(self) -> Ledger:
         """What the canary measured."""
+        ...
+
+    @property
+    def warm(self) -> Warm | None:
+        """What holds room for replicas to come; none where the backend has nothing of the kind."""
         ...
 
     @property

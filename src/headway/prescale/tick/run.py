@@ -6,9 +6,10 @@ from datetime import datetime
 from headway.domain.prescaling import Tick, history_key, learned_key, plan_key
 from headway.domain.profile import Profile
 from headway.domain.traffic import Route
+from headway.errors import HeadwayError
 from headway.prescale import schedule, state
 from headway.prescale.history import to_parquet
-from headway.prescale.tick.act import act, give_back
+from headway.prescale.tick.act import act, give_back, hold
 from headway.prescale.tick.decide import decide
 from headway.prescale.tick.foresight import foresee, recalled
 from headway.prescale.tick.ports import Case, Ports
@@ -20,7 +21,7 @@ from headway.prescale.tick.words import Words
 def tick(
     profile: Profile, ports: Ports, *, now: datetime, calendar: str | None = None, problems: Sequence[str] = ()
 ) -> Tick:
-    """Plan one model, set its floor, and keep what the next tick, the page and the release need of it.
+    """Plan one model, set its floor, hold room, and keep what the next tick, the page and the release need of it.
 
     The floor only falls here, and only by a load that was measured. Running it twice, late, or after one that died
     half-way ends in the same floor.
@@ -51,6 +52,7 @@ def tick(
     made, history = decide(profile, found, seen, replica, now=now, words=case.words)
     if made.mode in ("forecast", "reactive"):
         act(profile, route, found.cluster, made.floor, ports.clusters)
+    made = _warmed(case, made)
     if len(found.history):
         # A history of this tick alone would hide from the next one that the days before were never read.
         ports.objects.write(history_key(profile.model), to_parquet(history))
@@ -71,7 +73,19 @@ def _off(case: Case, route: Route, why: str) -> Tick:
             "lead_times_s": before.lead_times_s if before else (),
         }
     )
-    return _kept(case, made)
+    return _kept(case, _warmed(case, made))
+
+
+def _warmed(case: Case, made: Tick) -> Tick:
+    """Hold room as the plan asks. What cannot be held costs a sentence, never the floor."""
+    if case.ports.warm is None:
+        return made
+    try:
+        hold(case.profile, made, case.ports.warm)
+    except HeadwayError as error:
+        said = f"The room that is held for {case.model} could not be changed: {error.message}."
+        return made.model_copy(update={"problems": (*made.problems, said)})
+    return made
 
 
 def _kept(case: Case, made: Tick) -> Tick:
