@@ -30,7 +30,8 @@ check: setup  ## Lint, format, types, import contracts, unit tests (under two mi
 test: setup  ## Everything that passes on this machine, the demo included
 	@local/test.sh
 
-test-all: test  ## The same; tests that need a GPU or a cluster say so and skip
+test-all: test node  ## The same, and a release on a real one-node Kubernetes (as root; 40 minutes more the first time)
+	@PYTHONPATH=src:. "$$(local/env_path airflow)/bin/python" -m pytest -q tests/node -s
 
 rig: setup  ## Build a real Kubernetes control plane for tests/cluster (about 20 minutes and 6 GiB once, Go caches included)
 	@PYTHONPATH=src:. "$$(local/env_path airflow)/bin/python" -m tests.cluster.rig

@@ -38,6 +38,7 @@ heading "component tests: real services"
 tests 3600 tests/component --timeout=1200
 heading "cluster tests: the rig"
 tests 3600 tests/cluster
+echo "left out: tests/node, a release on a real one-node Kubernetes; make test-all has it"
 heading "end to end: the demo"
 # In the order of the file: each test leaves the stack as the next one expects it, and the last takes it down.
 tests 3600 tests/e2e -p no:randomly --timeout=3000 -s

@@ -17,7 +17,7 @@ CHECKOUT = Path(__file__).parents[1]
 # How long an example takes is the machine's business; pytest has a limit for the whole test.
 hypothesis.settings.register_profile("headway", deadline=None, print_blob=True)
 # For `make check`, which is run before every commit; `make test` tries the usual hundred.
-hypothesis.settings.register_profile("quick", deadline=None, print_blob=True, max_examples=25)
+hypothesis.settings.register_profile("quick", deadline=None, print_blob=True, max_examples=10)
 hypothesis.settings.load_profile("headway")
 
 

@@ -1,5 +1,6 @@
 """Clusters that fail, and what a person reads about it; clusters that others change, and what stays of them."""
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -183,6 +184,19 @@ def test_a_full_quota_is_told_and_nothing_is_left(
         clusters.apply(wanted)
 
     wait_until(lambda: not api.list(RAY_SERVICE, namespace), "nothing is left")
+
+
+def test_a_field_that_the_crds_do_not_know_is_refused(kubernetes_site: KubernetesSite, tmp_path: Path) -> None:
+    """As those of an older KubeRay: the API server would drop it in silence, and what it is for with it."""
+    shutil.copytree(kubernetes_site.site.templates, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "rayservice.yaml"
+    path.write_text(path.read_text().replace("upgradeStrategy:", "upgradeStrategyOfLater:"))
+    site = replace(kubernetes_site.site, templates=tmp_path)
+
+    with pytest.raises(Refused, match=r'unknown field "spec\.upgradeStrategyOfLater".*update KubeRay.*doctor'):
+        KubernetesClusters(kubernetes_site.client, site).apply(spec(site))
+
+    assert not kubernetes_site.api.list(RAY_SERVICE, site.namespace)
 
 
 def test_rights_that_are_missing_are_told_and_nothing_is_left(rig: Rig, kubernetes_site: KubernetesSite) -> None:

@@ -192,6 +192,28 @@ def test_the_input_of_a_job_that_is_gone_is_not_taken_for_the_next(case: Handed)
         wait_until(lambda: case.at.api.get(JOB, "probe-1", case.site.namespace) is None, "the Job is gone")
 
 
+def test_an_input_whose_job_was_never_made_goes_with_cancel(case: Handed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever submitted it was killed between the two; the next try goes on, and a cancel leaves nothing."""
+    client = case.at.client
+    real, killed = client.create, RuntimeError("killed")
+
+    def die(*_: Any) -> Any:
+        raise killed
+
+    monkeypatch.setattr(client, "create", die)
+    with pytest.raises(RuntimeError, match="killed"):
+        case.jobs.submit(make_job())
+    assert left(case) == ["ConfigMap"]
+    case.jobs.cancel("probe-1")
+    assert left(case) == []
+
+    with pytest.raises(RuntimeError, match="killed"):
+        case.jobs.submit(make_job(result={"answer": 42}))
+    monkeypatch.setattr(client, "create", real)
+    case.jobs.submit(make_job(result={"answer": 42}))
+    assert ended(case.jobs).result == {"answer": 42}
+
+
 def test_what_is_not_ours_stays_untouched(case: Handed) -> None:
     """Somebody else's Job, and somebody else's ConfigMap, under our name."""
     api, namespace = case.at.api, case.site.namespace

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic, time
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import pytest
@@ -24,6 +24,7 @@ from headway.cli.steady import SteadyClient, Tally
 from headway.domain.model import ModelVersion
 from headway.domain.release import record_key
 from headway.domain.traffic import Route
+from headway.errors import BackendUnavailable
 from headway.release import record
 from headway.settings import Settings
 from tests.conftest import free_base_port
@@ -42,6 +43,8 @@ PAIRED = {"rate_per_s": 0.75}
 """Slow enough that every engine is read four times meanwhile: Prometheus is asked for a sample each 15 s."""
 SLOW = {"ttft_ms": 400.0, "itl_ms": 40.0}
 CLIENT_PERIOD_S = 0.5
+ANSWERS_WITHIN_S = 120
+T = TypeVar("T")
 
 
 @dataclass
@@ -52,10 +55,10 @@ class Deployment:
 
     def run(self, dag: str, **conf: Any) -> str:
         """Run a DAG to its end; return the state of the run."""
-        runs = self.world.backend.runs
-        run = runs.trigger(dag, f"test-{uuid4()}", {"model": MODEL, **conf})
-        wait_until(lambda: runs.run(dag, run.run_id).ended, f"{dag} {conf} ends", ENDS_WITHIN_S)
-        return str(runs.run(dag, run.run_id).state)
+        runs, run_id = self.world.backend.runs, f"test-{uuid4()}"
+        patient(lambda: runs.trigger(dag, run_id, {"model": MODEL, **conf}))
+        wait_until(lambda: patient(lambda: runs.run(dag, run_id)).ended, f"{dag} {conf} ends", ENDS_WITHIN_S)
+        return str(patient(lambda: runs.run(dag, run_id)).state)
 
     def state(self, version: int) -> record.VersionState:
         """Return what a version remembers of its last release."""
@@ -65,6 +68,17 @@ class Deployment:
     def clusters(self) -> list[int]:
         """Return the versions of all clusters that there are."""
         return sorted(one.spec.version for one in self.world.backend.clusters.list(MODEL) if one.spec)
+
+
+def patient(ask: Callable[[], T]) -> T:
+    """Ask Airflow, which may need longer for an answer than a client waits while everything else is at work."""
+    ends = monotonic() + ANSWERS_WITHIN_S
+    while True:
+        try:
+            return ask()
+        except BackendUnavailable:
+            if monotonic() > ends:
+                raise
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from tests.component.servers import S3Server, s3_server
 from tests.fakes import FakeMetrics, FakeRegistry
 from tests.unit.airflow import conftest as airflow_of_its_own
 
-from .release_world import MODEL, World, keys, prepared_place, profile, run_world, when
+from .release_world import ACCELERATOR, MODEL, World, keys, prepared_place, profile, run_world, when
 from .release_world_models import make_version, put_files
 from .release_world_walk import walk
 from .rig.api import HTTP_ROUTE, NODE, POD, Kind, wait_until
@@ -73,11 +73,16 @@ class BackendOfTests(KubernetesBackend):
 
 @dataclass
 class Release:
-    """The world with version 1 serving, and the plans of both versions."""
+    """The world with version 1 serving, and the plans of both versions.
+
+    Attributes:
+        asked: How often benchmarks of earlier tests have asked the candidate.
+    """
 
     world: World
     first: ReleasePlan
     second: ReleasePlan
+    asked: int = 0
 
     @property
     def candidate(self) -> str:
@@ -91,8 +96,11 @@ class Release:
 
     def measured(self) -> bool:
         """Tell whether the benchmark has asked the candidate a few times."""
-        counts = self.world.gateway.counts.get((f"internal-{MODEL}", f"{self.candidate}-serve-svc"))
-        return counts is not None and counts.tried >= 15
+        return self.tried() - self.asked >= 15
+
+    def tried(self) -> int:
+        """Return how often benchmarks have asked the candidate."""
+        return self.world.gateway.counts[(f"internal-{MODEL}", f"{self.candidate}-serve-svc")].tried
 
     def shared(self) -> bool:
         """Tell whether the candidate has a share of the users."""
@@ -161,6 +169,7 @@ def release(serving: Release) -> Iterator[Release]:
     serving.world.rig.ray.behave("*", deploy_s=0.5, deploy_as="RUNNING", message="")
     serving.world.engines.behave = lambda spec: {}
     serving.world.write_profile()
+    serving.asked = serving.tried()
     with SteadyClient(serving.world.url, MODEL, period_s=CLIENT_PERIOD_S) as client:
         yield serving
     tidy(serving)
@@ -221,14 +230,19 @@ def test_a_candidate_whose_workers_die_in_the_canary_is_rolled_back(release: Rel
 
 
 def test_a_node_that_is_lost_in_the_canary_costs_stable_nothing(release: Release) -> None:
-    """The node goes NotReady and is then deleted, as a cloud does it; the candidate's replica was there."""
+    """The candidate's node goes NotReady and is then deleted, as a cloud does it, and no other takes its replica."""
     api = release.world.api
     release.world.write_profile(canary={**profile()["canary"], "rate_per_s": 1.0})
     lost: list[str] = []
 
+    def cordon(*, closed: bool) -> None:
+        for node in api.list(NODE, labelSelector=f"nvidia.com/gpu.product={ACCELERATOR}"):
+            api.patch(NODE, node["metadata"]["name"], {"spec": {"unschedulable": closed}})
+
     def lose() -> None:
         [one] = release.pods(release.candidate, "replica")
         lost.append(one["spec"]["nodeName"])
+        cordon(closed=True)
         release.world.rig.fault(lost[0], "not-ready")
         wait_until(lambda: not _is_ready(api.get(POD, one["metadata"]["name"], release.world.namespace)), "it is lost")
         api.delete(NODE, lost[0])
@@ -239,8 +253,10 @@ def test_a_node_that_is_lost_in_the_canary_costs_stable_nothing(release: Release
     finally:
         if lost and api.get(NODE, lost[0]) is None:
             release.world.rig.add_nodes([H100.node(lost[0], ZONES[0])])
+        cordon(closed=False)
 
     assert walked.states["record"] == "failed", walked.story
+    assert release.state(2).outcome == "rolled_back", walked.story
     release.stable_serves_alone()
 
 

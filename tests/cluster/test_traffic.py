@@ -17,12 +17,12 @@ from headway.adapters.kubernetes.kinds import HTTP_ROUTE, Kind
 from headway.adapters.kubernetes.traffic import KubernetesTraffic
 from headway.domain.traffic import Backend, Route
 from headway.domain.value import slug
-from headway.errors import BackendUnavailable, ConfigError, Conflict, Refused
+from headway.errors import BackendUnavailable, Conflict, Refused
 
 from .rig.annotations import FAULT
 from .rig.api import HTTP_ROUTE as ROUTE_KIND
 from .rig.rig import Rig
-from .sites import KubernetesSite, local_account, restart_api, serve_service
+from .sites import KubernetesSite, gateway, local_account, restart_api, serve_service
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
@@ -254,13 +254,17 @@ def test_a_first_route_that_is_refused_is_gone(rig: Rig, kubernetes_site: Kubern
 
 
 def test_a_gateway_that_says_nothing_is_waited_for_and_told(rig: Rig, kubernetes_site: KubernetesSite) -> None:
-    """What is written stays for it; where there is no gateway at all, nothing does."""
+    """What is written stays for it; where there is no gateway at all, or no class that would run it, nothing does."""
     client, site = kubernetes_site.client, kubernetes_site.site
     impatient = KubernetesTraffic(client, site, taken_within_s=1)
     rig.kill("kwok")
     try:
-        with pytest.raises(ConfigError, match=r"no Gateway .*/absent .*routes are as they were"):
+        with pytest.raises(Refused, match=r"no Gateway .*/absent .*routes are as they were"):
             KubernetesTraffic(client, replace(site, gateway="absent"), taken_within_s=1).shift(FIRST)
+        classless = replace(site, gateway="classless")
+        kubernetes_site.api.create(gateway(classless, "absent"))
+        with pytest.raises(Refused, match=r"asks for the GatewayClass absent, which is not there.*are as they were"):
+            KubernetesTraffic(client, classless, taken_within_s=1).shift(FIRST)
         assert rig.api.list(ROUTE_KIND, site.namespace) == []
         with pytest.raises(BackendUnavailable, match="did not say within 1 s"):
             impatient.shift(FIRST)

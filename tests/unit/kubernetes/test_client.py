@@ -1,8 +1,9 @@
 """Access to the API server: what is sent again, how lists are read, and what errors say."""
 
+import base64
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,7 +15,7 @@ import yaml
 
 from headway.adapters.kubernetes import errors
 from headway.adapters.kubernetes.client import Client
-from headway.adapters.kubernetes.kinds import CONFIG_MAP, HTTP_ROUTE, NODE, POD, RAY_SERVICE, SECRET, Kind
+from headway.adapters.kubernetes.kinds import CONFIG_MAP, HTTP_ROUTE, JOB, NODE, POD, RAY_SERVICE, SECRET, Kind
 from headway.errors import BackendUnavailable, ConfigError, Conflict, HeadwayError, NotFound, Refused
 
 
@@ -114,7 +115,7 @@ def test_a_kind_that_the_server_does_not_know_is_no_absence(server: Server, clie
     """A cluster without the CRDs must not look like an empty one."""
     server.says((404, "404 page not found\n"))
 
-    with pytest.raises(ConfigError, match=r"install the Gateway API's CRDs.*doctor --kubernetes"):
+    with pytest.raises(Refused, match=r"install the Gateway API's CRDs.*doctor --kubernetes"):
         client.get(HTTP_ROUTE, "a", "n")
 
 
@@ -156,7 +157,16 @@ def test_a_log_is_text(server: Server, client: Client) -> None:
         ((403, "Forbidden", "exceeded quota: q, requested: pods=1"), POD, Refused, "ResourceQuota"),
         ((403, "Forbidden", 'violates PodSecurity "restricted"'), POD, Refused, "Pod Security"),
         ((404, "NotFound", 'nodes "n" not found'), NODE, NotFound, "read again"),
-        ((404, "NotFound", errors.NO_SUCH_KIND), RAY_SERVICE, ConfigError, "KubeRay"),
+        ((403, "Forbidden", 'admission webhook "p.example" denied the request: no'), POD, Refused, "policy of this"),
+        ((403, "Forbidden", 'User "system:anonymous" cannot list pods'), POD, Refused, "log in"),
+        ((404, "NotFound", errors.NO_SUCH_KIND), RAY_SERVICE, Refused, "KubeRay"),
+        (
+            (400, "BadRequest", 'unknown field "spec.upgradeStrategy"'),
+            RAY_SERVICE,
+            Refused,
+            "update KubeRay's operator",
+        ),
+        ((400, "BadRequest", 'unknown field "spec.typo"'), JOB, ConfigError, "k8s/templates"),
         ((409, "AlreadyExists", "exists"), SECRET, Conflict, "read it again"),
         ((410, "Expired", "too old"), POD, BackendUnavailable, "tries again"),
         ((422, "Invalid", "name: must be no more than 63 characters"), POD, ConfigError, "correct"),
@@ -186,6 +196,41 @@ def test_an_answer_that_is_not_kubernetes_own_is_told_as_it_is() -> None:
     assert "<html>Bad Gateway</html>" in error.message
 
 
+@pytest.mark.parametrize(
+    "answer", [(200, "<html>log in</html>"), (200, ""), (200, "{"), (200, [1]), (302, ""), (307, {"kind": "Status"})]
+)
+def test_what_is_no_api_server_is_told_however_well_it_answers(
+    server: Server, client: Client, answer: tuple[int, Any]
+) -> None:
+    """A page to log in comes with 200 or leads elsewhere; nothing of it may be taken for an object."""
+    asked: list[Callable[[], object]] = [
+        lambda: client.get(CONFIG_MAP, "a", "n"),
+        lambda: client.list(POD, "n"),
+        lambda: client.allowed("get", POD, "n"),
+        lambda: client.delete(POD, "a", "n"),
+    ]
+    for ask in asked:
+        server.says(answer)
+        with pytest.raises(Refused, match=r"no API server says; check that the kubeconfig names the API server"):
+            ask()
+
+
+def test_a_service_that_answers_no_json_is_asked_again(server: Server, client: Client) -> None:
+    """It is behind the API server, so the kubeconfig is right."""
+    server.says((200, "<html>starting</html>"))
+
+    with pytest.raises(BackendUnavailable, match=r"Service n/s: it answered `<html>starting</html>`, expected JSON"):
+        client.through("s", 8000, "/v1/models", "n")
+
+
+def test_a_field_that_the_server_does_not_know_is_not_dropped(server: Server, client: Client) -> None:
+    """Older kinds would take the object without it, such as a RayService without its `upgradeStrategy`."""
+    server.says((201, {"metadata": {"name": "a"}}))
+    client.create(RAY_SERVICE, {"metadata": {"name": "a", "namespace": "n"}})
+
+    assert "fieldValidation=Strict" in server.asked[0][1]
+
+
 def test_a_server_that_is_gone_may_come_back() -> None:
     """It is said which one was asked; nobody waits for ever."""
     configuration = kubernetes.client.Configuration()
@@ -209,6 +254,35 @@ def test_a_kubeconfig_that_is_none_says_so(tmp_path: Path, content: str) -> None
     """With the file's name and the setting."""
     path = tmp_path / "kubeconfig"
     path.write_text(content)
+
+    with pytest.raises(ConfigError, match=r"kubeconfig .*cannot be used.*HEADWAY_KUBECONFIG"):
+        Client.connect(path)
+
+
+NO_PEM = base64.b64encode(b"no certificate").decode()
+
+
+@pytest.mark.parametrize(
+    ("cluster", "user"),
+    [
+        ({"server": "cluster.example"}, {}),
+        ({"server": "ftp://cluster.example"}, {}),
+        ({"server": "https://cluster.example:port"}, {}),
+        ({"server": "https://[::1"}, {}),
+        ({"server": "https://c", "certificate-authority-data": NO_PEM}, {}),
+        ({"server": "https://c"}, {"client-certificate-data": NO_PEM, "client-key-data": NO_PEM}),
+        ({"server": "https://c"}, {"tokenFile": "/not/there"}),
+    ],
+)
+def test_what_no_request_could_be_sent_with_is_not_taken_for_a_server_that_is_away(
+    tmp_path: Path, cluster: dict[str, str], user: dict[str, str]
+) -> None:
+    """Nobody tries it again for hours: an address or a certificate that is none does not get better."""
+    path = tmp_path / "kubeconfig"
+    context = {"name": "a", "context": {"cluster": "c", "user": "u"}}
+    content = {"apiVersion": "v1", "kind": "Config", "current-context": "a", "contexts": [context]}
+    clusters, users = [{"name": "c", "cluster": cluster}], [{"name": "u", "user": user}]
+    path.write_text(yaml.safe_dump({**content, "clusters": clusters, "users": users}))
 
     with pytest.raises(ConfigError, match=r"kubeconfig .*cannot be used.*HEADWAY_KUBECONFIG"):
         Client.connect(path)

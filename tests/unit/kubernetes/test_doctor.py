@@ -262,6 +262,18 @@ def test_nodes_that_do_not_do_are_told_apart(cluster: Cluster, product: str, gpu
     assert said in finding.found
 
 
+def test_nodes_that_are_not_ready_are_no_small_nodes(cluster: Cluster) -> None:
+    """Larger ones would not help."""
+    key, content = node("h100-0", H100, 8)
+    content["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
+    cluster.objects[key] = content
+
+    (finding,) = wrong(cluster)
+
+    assert finding.found == "0 of 1 nodes ready, 0 accelerators"
+    assert "describe nodes" in finding.remedy
+
+
 def test_models_on_processors_need_no_accelerator(cluster: Cluster) -> None:
     findings = wrong(cluster, needs(**{H100: 2, "cpu": 1}))
 

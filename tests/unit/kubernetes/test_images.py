@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 from headway.adapters.kubernetes.programs import LIGHT, MEMORY, USER_ID
 
@@ -57,6 +58,41 @@ def test_images_of_programs_run_as_the_user_of_their_pods(image: str) -> None:
 
 def test_airflows_image_has_the_templates_that_it_makes_objects_from() -> None:
     assert "COPY k8s/templates k8s/templates" in text_of("airflow")
+
+
+def test_airflows_image_has_the_command_that_the_pages_name() -> None:
+    """`kubectl exec` must find it; the checkout's own `bin/headway` needs the checkout's caches."""
+    written = re.findall(r"printf '(.+?)' > /usr/local/bin/headway", text_of("airflow"))
+
+    assert written == [r'#!/bin/sh\nexec python -m headway.cli "$@"\n']
+    assert (CHECKOUT / "src" / "headway" / "cli" / "__main__.py").exists()
+
+
+def test_the_pages_name_the_scheduler_as_its_chart_does() -> None:
+    """The chart of Airflow makes a StatefulSet of a scheduler with the LocalExecutor, as long as logs are kept."""
+    values = yaml.safe_load((CHECKOUT / "k8s" / "platform" / "airflow" / "values.yaml").read_text())
+    keeps_logs = values.get("workers", {}).get("persistence", {}).get("enabled", True)
+    pages = "".join(path.read_text() for path in (CHECKOUT / "docs").glob("*.md"))
+
+    assert (values["executor"], keeps_logs) == ("LocalExecutor", True)
+    assert "exec airflow-scheduler-0" in pages
+    assert "deploy/airflow-scheduler" not in pages
+
+
+def test_airflow_can_open_its_passwords_for_writing() -> None:
+    """As it does at its start and at each login; a Secret's volume cannot be written to."""
+    values = yaml.safe_load((CHECKOUT / "k8s" / "platform" / "airflow" / "values.yaml").read_text())
+    server, folder = values["apiServer"], Path(values["config"]["core"]["simple_auth_manager_passwords_file"]).parent
+    (mounted,) = [one["name"] for one in server["extraVolumeMounts"] if one["mountPath"] == str(folder)]
+    (volume,) = [one for one in server["extraVolumes"] if one["name"] == mounted]
+    (copies,) = server["extraInitContainers"]
+    mounts = {one["mountPath"]: one["name"] for one in copies["volumeMounts"]}
+    source, target = copies["command"][-2:]
+
+    assert "emptyDir" in volume
+    assert mounts[str(Path(source).parent)] == "headway-airflow"
+    assert (mounts[str(folder)], target) == (mounted, values["config"]["core"]["simple_auth_manager_passwords_file"])
+    assert copies["image"] == "{repository}:{tag}".format(**values["images"]["airflow"])
 
 
 def test_the_light_image_has_the_versions_that_its_programs_are_tested_with() -> None:

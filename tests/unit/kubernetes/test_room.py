@@ -137,6 +137,14 @@ def test_a_replica_larger_than_any_node_is_impossible_and_the_largest_is_named()
     assert f"the largest node, large, has 8 {H100}" in found.detail
 
 
+def test_nodes_that_offer_none_of_their_accelerators_are_told() -> None:
+    """Labelled by NVIDIA's feature discovery, and the device plugin does not run."""
+    found = judged([node("a", 0), node("b", 0)], [], gpus=2, count=1)
+
+    assert not found.possible
+    assert found.detail.endswith(f"2 nodes of the kind, none offers {GPU}: no device plugin runs")
+
+
 def test_an_accelerator_that_no_node_has_is_impossible_and_the_others_are_named() -> None:
     """A name that is spelled wrong shows at once."""
     found = judged([node("a", product=L40S)], [], gpus=1, count=1)

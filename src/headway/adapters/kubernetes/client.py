@@ -6,6 +6,7 @@ KubeRay and the Gateway API have none. A request that the server turned away for
 
 import json
 import os
+import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,13 +14,11 @@ from typing import Any, Self
 from urllib.parse import quote, urlencode, urlsplit
 
 import kubernetes
-import yaml
-from kubernetes.config import ConfigException
 from urllib3.exceptions import HTTPError
 
 from headway.adapters.kubernetes import errors
 from headway.adapters.kubernetes.kinds import ACCESS_REVIEW, POD, SERVICE, Kind
-from headway.errors import ConfigError, NotFound
+from headway.errors import BackendUnavailable, ConfigError, NotFound
 
 Object = dict[str, Any]
 
@@ -71,7 +70,8 @@ class Client:
                 kubernetes.config.load_kube_config(
                     None if kubeconfig is None else str(kubeconfig), context, client_configuration=configuration
                 )
-        except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            _check(configuration)
+        except Exception as error:  # login libraries of clouds raise what they like
             where = f"the kubeconfig {kubeconfig}" if kubeconfig else "the kubeconfig (KUBECONFIG, ~/.kube/config)"
             raise ConfigError(
                 f"{where} cannot be used: {' '.join(str(error).split())[:300]}; set HEADWAY_KUBECONFIG to a valid one",
@@ -89,7 +89,7 @@ class Client:
         self._api.close()
 
     def get(self, kind: Kind, name: str, namespace: str | None = None) -> Object | None:
-        """Return an object, none if there is none. A kind that the server does not know raises ConfigError."""
+        """Return an object, none if there is none. A kind that the server does not know raises Refused."""
         try:
             what = _what("read", kind, name, namespace)
             found: Object = self.request("GET", kind.path(namespace, name), what=what, kind=kind)
@@ -117,10 +117,15 @@ class Client:
         return [item for page in self._pages(kind, namespace, selectors) for item in page]
 
     def create(self, kind: Kind, content: Object) -> Object:
-        """Create an object. Raises Conflict if one of its name is there."""
+        """Create an object.
+
+        Raises:
+            Conflict: One of its name is there.
+            Refused: The cluster's kinds are too old to know a field, which would be dropped without a word otherwise.
+        """
         name, namespace = _name(content)
         what = _what("create", kind, name, namespace)
-        query = urlencode({"fieldManager": MANAGER})
+        query = urlencode({"fieldManager": MANAGER, "fieldValidation": "Strict"})
         created: Object = self.request("POST", f"{kind.path(namespace)}?{query}", content, what=what, kind=kind)
         return created
 
@@ -244,10 +249,21 @@ class Client:
             method: HTTP method.
             body: JSON to send.
             timeout_s: How long to wait for the answer.
+
+        Raises:
+            BackendUnavailable: What is behind the proxy answered with something that is no JSON.
+            HeadwayError: As `errors` maps it.
         """
         place = f"{SERVICE.path(namespace, f'{service}:{port}')}/proxy{quote(path, safe='/?=&')}".replace("%3A", ":")
         what = f"ask Service {namespace}/{service}"
-        return self.request(method, place, body, what=what, timeout_s=timeout_s, tries=1)
+        answer = self.request(method, place, body, what=what, timeout_s=timeout_s, tries=1, text=True)
+        try:
+            return json.loads(answer)
+        except ValueError as error:
+            said = " ".join(answer.split())[: errors.LEAST_CHARACTERS] or "nothing"
+            raise BackendUnavailable(
+                f"cannot {what}: it answered `{said}`, expected JSON; look whether it is what the name says"
+            ) from error
 
     def request(
         self,
@@ -281,6 +297,7 @@ class Client:
             The answer, parsed if it is JSON.
 
         Raises:
+            Refused: What answers is no API server.
             HeadwayError: As `errors` maps it.
         """
         wanted = {"Accept": accept, "Content-Type": content_type}
@@ -289,9 +306,10 @@ class Client:
                 status, headers, answer = self._send(method, path, body, wanted, timeout_s)
             except (HTTPError, OSError) as error:
                 raise errors.unreachable(self.host, what, error) from error
+            if status < 300 and text:
+                return answer.decode(errors="replace")
             if status < 400:
-                is_json = "json" in headers.get("Content-Type", "") and not text
-                return json.loads(answer) if is_json else answer.decode(errors="replace")
+                return self._parsed(status, answer, what)
             if status not in BUSY or attempt == tries:
                 break
             time.sleep(_wait_s(headers, attempt))
@@ -312,6 +330,16 @@ class Client:
         )
         return int(answer.status), answer.headers, bytes(answer.data)
 
+    def _parsed(self, status: int, answer: bytes, what: str) -> Any:
+        """Return an answer's JSON. A page to log in, or the way to one, is none, and comes with a good status."""
+        try:
+            found = json.loads(answer) if status < 300 else None
+        except ValueError:
+            found = None
+        if isinstance(found, dict):
+            return found
+        raise errors.no_api_server(self.host, what, status, answer.decode(errors="replace"))
+
     def _pages(self, kind: Kind, namespace: str | None, selectors: Mapping[str, str]) -> Iterator[Sequence[Object]]:
         what = f"list {kind.plural}{f' of {namespace}' if namespace else ''}"
         query = {**selectors, "limit": str(PAGE)}
@@ -322,6 +350,16 @@ class Client:
             if not following:
                 return
             query["continue"] = following
+
+
+def _check(configuration: "kubernetes.client.Configuration") -> None:
+    """Raise ValueError or OSError for an address or certificates that no request could be sent with."""
+    parts = urlsplit(str(configuration.host))
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+        raise ValueError(f"its server is `{configuration.host}`, expected https://<host>:<port>")
+    certificates = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+    if configuration.cert_file:
+        certificates.load_cert_chain(configuration.cert_file, configuration.key_file)
 
 
 def service_url(service: str, port: int, namespace: str) -> str:

@@ -64,7 +64,9 @@ def accelerators(client: Client, wanted: Mapping[str, int]) -> Iterator[Finding]
             there = f"there are {', '.join(products)}" if products else f"no node has the label {PRODUCT}"
             remedy = "add such nodes, or change the profile" if products else f"NVIDIA's GPU Operator: {PLATFORM}"
             yield Finding(name, "missing", f"no node; {there}", remedy)
-        elif ready and not any(counts):
+        elif not ready:
+            yield Finding(name, "missing", text, "look at these nodes: `kubectl describe nodes` says why they are not")
+        elif not any(counts):
             yield Finding(
                 name, "missing", f"{text}: no node offers {GPU}", f"the device plugin does not run: {PLATFORM}"
             )

@@ -3,6 +3,7 @@
 from headway.adapters.kubernetes import programs
 from headway.adapters.kubernetes.client import Client, Object
 from headway.adapters.kubernetes.kinds import CONFIG_MAP
+from headway.adapters.kubernetes.objects import labels
 
 
 def put(client: Client, content: Object, owner: Object | None = None) -> None:
@@ -28,6 +29,13 @@ def put(client: Client, content: Object, owner: Object | None = None) -> None:
     client.apply(CONFIG_MAP, content, force=True)
     if owner is not None:
         own(client, name, owner)
+
+
+def drop(client: Client, name: str, namespace: str) -> None:
+    """Delete the input of a job that was never made, because whoever made it died in between; others' stay."""
+    kept = client.get(CONFIG_MAP, name, namespace)
+    if kept is not None and (kept["metadata"].get("labels") or {}).items() >= labels("job").items():
+        client.delete(CONFIG_MAP, name, namespace, uid=kept["metadata"]["uid"])
 
 
 def own(client: Client, name: str, owner: Object) -> None:

@@ -110,6 +110,7 @@ class KubernetesJobs:
         """End the job and all its processes; absent is fine. Returns when its pod is gone; what ended well stays."""
         if self._client.get(JOB, name, self._site.namespace) is None:
             self.stages.cancel(name)
+            inputs.drop(self._client, name, self._site.namespace)
         elif self.status(name).phase != "succeeded":
             self._remove(name)
 

@@ -127,6 +127,11 @@ def room(rooms: Sequence[NodeRoom], shape: Object, count: int, known: Sequence[O
         there = ", ".join(products) or "none"
         detail = f"{wanted}; no node has this accelerator, nodes have: {there}"
         return Room(fits=False, possible=False, replicas=0, detail=detail)
+    if need.get(GPU) and not any(one.total.get(GPU) for one in rooms):
+        detail = (
+            f"{wanted}; {_counted(Decimal(len(rooms)), 'node')} of the kind, none offers {GPU}: no device plugin runs"
+        )
+        return Room(fits=False, possible=False, replicas=0, detail=detail)
     if not possible:
         largest = max(rooms, key=lambda one: _fit_share(one.total, need))
         detail = f"{wanted}; the largest node, {largest.name}, has {_shown(largest.total, shape, need)}"

@@ -115,7 +115,11 @@ class StageSets:
         if record is None or _job_of(record) is None or self.status(name).phase == "succeeded":
             return
         of_set = record["metadata"]["labels"][SET]
+        # The record goes last: as long as it is there, the next call goes on where this one was killed.
+        if [one["metadata"]["name"] for one in self._records(f"{SET}={of_set}")] == [name]:
+            self._delete([of_set])
         self._client.delete(CONFIG_MAP, name, self._site.namespace)
+        # Of two that are cancelled at once each has seen the other.
         if not self._records(f"{SET}={of_set}"):
             self._delete([of_set])
 

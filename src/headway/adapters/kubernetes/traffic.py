@@ -19,11 +19,11 @@ from functools import cached_property
 
 from headway.adapters.kubernetes import objects, route_edits, routes
 from headway.adapters.kubernetes.client import Client, Object
-from headway.adapters.kubernetes.kinds import GATEWAY, HTTP_ROUTE
+from headway.adapters.kubernetes.kinds import GATEWAY, GATEWAY_CLASS, HTTP_ROUTE
 from headway.adapters.kubernetes.routes import LISTENERS, Listener
 from headway.adapters.kubernetes.site import Site
 from headway.domain.traffic import Route
-from headway.errors import BackendUnavailable, ConfigError, Conflict, HeadwayError, Refused
+from headway.errors import BackendUnavailable, Conflict, HeadwayError, Refused
 
 TAKEN_WITHIN_S = 15.0
 POLL_S = 0.1
@@ -74,10 +74,10 @@ class KubernetesTraffic:
 
         Raises:
             Conflict: Somebody else changed who gets the traffic, or owns an object of this name; nothing was changed.
-            Refused: The gateway does not take it, in its own words, or rights are missing; all is as it was.
+            Refused: The gateway does not take it, in its own words, there is none, or nobody who runs it, or rights are
+                missing; all is as it was.
             BackendUnavailable: The API server or the gateway does not answer. What is written stays; the same call
                 again goes on.
-            ConfigError: There is no such gateway; all is as it was.
         """
         before: Pair = {listener: self._get(route.model, listener) for listener in LISTENERS}
         wanted = {one: routes.manifest(self._site, self._template, route, one) for one in LISTENERS}
@@ -174,8 +174,14 @@ class KubernetesTraffic:
             return Refused(f"the Gateway {place} refuses {route}: {against}; correct what it names", route=name)
         gateway = self._client.get(GATEWAY, self._site.gateway, self._site.gateway_namespace or self._site.namespace)
         if gateway is None:
-            return ConfigError(
+            return Refused(
                 f"there is no Gateway {place} to take {route}; apply k8s/base, or name the right one in HEADWAY_GATEWAY"
+            )
+        chosen = str(gateway["spec"]["gatewayClassName"])
+        if not self._is_run(chosen):
+            return Refused(
+                f"the Gateway {place} asks for the GatewayClass {chosen}, which is not there, so nobody takes {route}; "
+                "apply k8s/platform/envoy-gateway, or name a class in k8s/base that is there"
             )
         said = objects.condition(gateway, "Programmed")
         programmed = f"{said['status']}: {said['message']}" if said else "not told"
@@ -184,6 +190,13 @@ class KubernetesTraffic:
             f"{programmed}); what is written stays and is taken when its controller is back: look into the log of "
             "the controller"
         )
+
+    def _is_run(self, gateway_class: str) -> bool:
+        """Tell whether a class is there; whoever may not look takes it for granted."""
+        try:
+            return self._client.get(GATEWAY_CLASS, gateway_class) is not None
+        except Refused:
+            return True
 
     def _put_back(self, before: Pair, written: Mapping[Listener, Object], error: HeadwayError) -> HeadwayError:
         """Put routes back as they were, last one first; return the error with what came of it."""
