@@ -30,7 +30,8 @@ check: setup  ## Lint, format, types, import contracts, unit tests (under two mi
 test: setup  ## Everything that passes on this machine, the demo included
 	@local/test.sh
 
-test-all: test node  ## The same, and a release on a real one-node Kubernetes (as root; 40 minutes more the first time)
+test-all: test node  ## The same, releases through Airflow on the rig, and one on a real one-node Kubernetes (as root; an hour more)
+	@PYTHONPATH=src:. "$$(local/env_path airflow)/bin/python" -m pytest -q tests/cluster/test_release.py tests/cluster/test_scale.py
 	@PYTHONPATH=src:. "$$(local/env_path airflow)/bin/python" -m pytest -q tests/node -s
 
 rig: setup  ## Build a real Kubernetes control plane for tests/cluster (about 20 minutes and 6 GiB once, Go caches included)

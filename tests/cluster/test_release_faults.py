@@ -155,11 +155,11 @@ def serving(rig: Rig, store: S3Server, tmp_path_factory: pytest.TempPathFactory)
         run_world(rig, place, folder, s3=store.connection, pair=pair, make=BackendOfTests, metrics=metrics) as world,
     ):
         patch.setattr(HeadwayHook, "connect", staticmethod(lambda: world.backend))
-        plans = [make_version(world, number, register, folder) for number in (1, 2)]
+        first, second = (make_version(world, number, register, folder) for number in (1, 2))
         walked = walk(run_id(), 1)
         assert walked.states["record"] == "success", walked.story
         print({name: round(took_s, 1) for name, took_s in walked.seconds.items()})
-        yield Release(world, *plans)
+        yield Release(world, first, second)
     patch.undo()
 
 

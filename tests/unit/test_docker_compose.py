@@ -78,3 +78,14 @@ def test_dockerfiles_copy_what_is_there(compose: dict[str, Any]) -> None:
             if line.startswith("COPY"):
                 for source in line.split()[1:-1]:
                     assert (CHECKOUT / source).exists(), (file.name, source)
+
+
+def test_airflow_can_open_its_passwords_for_writing(compose: dict[str, Any]) -> None:
+    """As it does at its start and at each login: not in a folder that is mounted read-only."""
+    server = compose["services"]["airflow-api"]
+    target = server["environment"]["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE"]
+    read_only = [volume.split(":")[-2] for volume in server["volumes"] if volume.endswith(":ro")]
+
+    assert read_only
+    assert not any(target.startswith(f"{folder}/") for folder in read_only)
+    assert f"{target} && exec airflow api-server" in server["command"][-1]

@@ -1,9 +1,11 @@
 """Which backend is built from which settings, and what is said where one is missing."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from headway.adapters.kubernetes import programs
 from headway.adapters.local import services
 from headway.errors import ConfigError
 from headway.settings import PREFIX, Settings
@@ -60,10 +62,26 @@ def test_everything_that_a_cluster_lacks_is_named_at_once() -> None:
     bare = KubernetesBackend(Settings(backend="kubernetes"))
 
     with pytest.raises(ConfigError) as error:
-        _ = bare.site
+        _ = bare.jobs
 
     for name in ("HEADWAY_PODS_IMAGE", "HEADWAY_QUANTIZE_IMAGE", "HEADWAY_POD_S3_ENDPOINT"):
         assert name in error.value.message
+
+
+def test_a_way_back_needs_a_kubeconfig_alone(tmp_path: Path) -> None:
+    """Whoever is on call at night has that; images and stores are for programs."""
+    kubeconfig = tmp_path / "kubeconfig"
+    cluster = {"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}
+    context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
+    lists = {"clusters": [cluster], "contexts": [context], "users": [{"name": "u", "user": {}}]}
+    kubeconfig.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", "current-context": "c", **lists}))
+    bare = KubernetesBackend(Settings(backend="kubernetes", kubeconfig=kubeconfig))
+
+    assert bare.traffic
+    assert bare.lease
+    assert bare.clusters
+    with pytest.raises(ConfigError, match="HEADWAY_PODS_IMAGE"):
+        programs.container(bare.site, "stage", job="j")
 
 
 def test_without_prometheus_nothing_is_judged() -> None:

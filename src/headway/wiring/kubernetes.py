@@ -32,31 +32,18 @@ class KubernetesBackend(SharedBackend):
 
     @cached_property
     def site(self) -> "Site":
-        """What the settings say of the cluster. Raises ConfigError that names every setting that is missing."""
+        """What the settings say of the cluster. What only programs need may be missing: a way back needs none."""
         from headway.adapters.kubernetes.site import Site
 
         settings = self._settings
-        store = settings.pod_s3_endpoint or settings.s3_endpoint
-        pods, quantize = settings.pods_image, settings.quantize_image
-        missing = [
-            f"{PREFIX}{name}" for name, value in (("PODS_IMAGE", pods), ("QUANTIZE_IMAGE", quantize)) if not value
-        ]
-        if not store:
-            missing.append(f"{PREFIX}POD_S3_ENDPOINT (pods cannot reach {self.layout.s3_url})")
-        if not pods or not quantize or not store:
-            raise ConfigError(
-                f"{PREFIX}BACKEND is kubernetes, and these are not set: {', '.join(missing)}; docs/settings.md says "
-                "what each is",
-                missing=missing,
-            )
         place, _, name = settings.gateway.rpartition("/")
         return Site(
             templates=settings.checkout.expanduser().resolve() / "k8s" / "templates",
             namespace=settings.namespace,
-            pods_image=pods,
-            quantize_image=quantize,
+            pods_image=settings.pods_image or "",
+            quantize_image=settings.quantize_image or "",
             node_root=settings.node_root,
-            s3_endpoint=store,
+            s3_endpoint=settings.pod_s3_endpoint or settings.s3_endpoint or "",
             region=settings.s3_region,
             gateway=name,
             gateway_namespace=place,
@@ -64,14 +51,33 @@ class KubernetesBackend(SharedBackend):
             pull_secret=settings.pull_secret or "",
         )
 
+    def _site_of_programs(self) -> "Site":
+        """Return the site, with all that programs in pods need.
+
+        Raises:
+            ConfigError: Something is not set; names every setting that is missing.
+        """
+        site = self.site
+        named = (("PODS_IMAGE", site.pods_image), ("QUANTIZE_IMAGE", site.quantize_image))
+        missing = [f"{PREFIX}{name}" for name, value in named if not value]
+        if not site.s3_endpoint:
+            missing.append(f"{PREFIX}POD_S3_ENDPOINT (pods cannot reach {self.layout.s3_url})")
+        if missing:
+            raise ConfigError(
+                f"{PREFIX}BACKEND is kubernetes, and these are not set: {', '.join(missing)}; docs/settings.md says "
+                "what each is",
+                missing=missing,
+            )
+        return site
+
     @cached_property
     def jobs(self) -> Jobs:
         """Jobs, and a DaemonSet for each staged artifact."""
         from headway.adapters.kubernetes.jobs import KubernetesJobs
         from headway.adapters.s3 import S3Client
 
-        store = S3Client(self.s3("headway"))
-        return KubernetesJobs(self.client, self.site, store.read)
+        site, store = self._site_of_programs(), S3Client(self.s3("headway"))
+        return KubernetesJobs(self.client, site, store.read)
 
     @cached_property
     def clusters(self) -> Clusters:

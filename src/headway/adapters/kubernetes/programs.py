@@ -171,7 +171,14 @@ def container(
         accelerators: How many GPUs it needs for itself.
         memory_bytes: Main memory that it needs for its model, beside what the program itself takes.
         disk_bytes: Space that it needs in its work folder.
+
+    Raises:
+        ConfigError: The site names no image for the program.
     """
+    image_of_site = site.pods_image if program in LIGHT else site.quantize_image
+    if not image and not image_of_site:
+        setting = "HEADWAY_PODS_IMAGE" if program in LIGHT else "HEADWAY_QUANTIZE_IMAGE"
+        raise ConfigError(f"the program {program} has no image; set {setting} (docs/settings.md)", setting=setting)
     request, limit = (_quantity(size + memory_bytes) for size in MEMORY[program])
     requests: Object = {"cpu": CPU_REQUEST[program], "memory": request}
     limits: Object = {"memory": limit}
@@ -181,7 +188,7 @@ def container(
         requests[GPU] = limits[GPU] = str(accelerators)
     return {
         "name": name,
-        "image": image or (site.pods_image if program in LIGHT else site.quantize_image),
+        "image": image or image_of_site,
         "imagePullPolicy": site.image_pull_policy,
         "command": ["python", "-m", "headway.pods.run", program],
         "args": [
