@@ -50,7 +50,7 @@ def complete(platform: Platform) -> Iterator[Platform]:
             kind = Kind(one["apiVersion"], one["kind"])
             stack.callback(api.delete, kind, about["name"], about.get("namespace"))
         name = (DEPLOYMENT, "kuberay-operator", OPERATOR_NAMESPACE)
-        wait_until(lambda: condition(api.get(*name), "Available") == "True", "the operator is available", 30)
+        wait_until(lambda: condition(api.get(*name), "Available") == "True", "the operator is available", 90)
         wait_until(lambda: line(platform, f"claim {platform.site.claim(H100)}").level == "ok", "the claim is bound")
         yield platform
 

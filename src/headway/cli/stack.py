@@ -38,15 +38,13 @@ def doctor(
 def _of_the_cluster(settings: Settings) -> list[Finding]:
     """Return what a cluster lacks; settings that cannot be used are lines of their own."""
     from headway.adapters.kubernetes.doctor import Needs, examine
-    from headway.adapters.kubernetes.site import Site
     from headway.cli.follow import utcnow
     from headway.wiring import KubernetesBackend
 
     backend = KubernetesBackend(settings)
     findings = []
-    site = Site(templates=settings.checkout / "k8s" / "templates", namespace=settings.namespace)
     try:
-        site = backend.site
+        _ = backend.site_of_programs
     except ConfigError as error:
         findings.append(Finding("settings", "missing", error.message))
     metrics = None
@@ -64,7 +62,7 @@ def _of_the_cluster(settings: Settings) -> list[Finding]:
         client = backend.client
     except ConfigError as error:
         return [*findings, Finding("kubeconfig", "missing", error.message)]
-    return [*findings, *examine(client, site, Needs(wanted, metrics, utcnow()))]
+    return [*findings, *examine(client, backend.site, Needs(wanted, metrics, utcnow()))]
 
 
 def up() -> None:

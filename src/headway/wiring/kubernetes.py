@@ -51,8 +51,9 @@ class KubernetesBackend(SharedBackend):
             pull_secret=settings.pull_secret or "",
         )
 
-    def _site_of_programs(self) -> "Site":
-        """Return the site, with all that programs in pods need.
+    @property
+    def site_of_programs(self) -> "Site":
+        """The site, with all that programs in pods need.
 
         Raises:
             ConfigError: Something is not set; names every setting that is missing.
@@ -76,7 +77,7 @@ class KubernetesBackend(SharedBackend):
         from headway.adapters.kubernetes.jobs import KubernetesJobs
         from headway.adapters.s3 import S3Client
 
-        site, store = self._site_of_programs(), S3Client(self.s3("headway"))
+        site, store = self.site_of_programs, S3Client(self.s3("headway"))
         return KubernetesJobs(self.client, site, store.read)
 
     @cached_property
