@@ -23,7 +23,7 @@ from .sites import KubernetesSite
 
 BUDGET = Kind("policy/v1", "PodDisruptionBudget")
 H100, H200, L40S = "NVIDIA-H100-80GB-HBM3", "NVIDIA-H200", "NVIDIA-L40S"
-WITHIN_S = 60.0
+WITHIN_S = 120.0
 
 
 def spec(site: Site, content: str = "a", **changes: Any) -> ClusterSpec:

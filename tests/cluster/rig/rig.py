@@ -22,7 +22,7 @@ from .programs import program
 from .ray import Ray
 
 LOGS = Kind("kwok.x-k8s.io/v1alpha1", "Logs")
-READY_WITHIN_S = 60
+READY_WITHIN_S = 120
 TOKEN_S = 24 * 3600
 
 
