@@ -14,6 +14,7 @@ from headway.domain.model import ModelVersion
 from headway.domain.profile import Replicas, Signer
 from headway.domain.traffic import Route
 from headway.domain.weights import Manifest
+from headway.errors import Conflict
 
 
 class Jobs(Protocol):
@@ -169,6 +170,17 @@ class LeaseGrant(NamedTuple):
     fencing: int
     """Grows with every grant; a writer with a smaller one is late."""
     expires_at: datetime
+
+    def conflict(self) -> Conflict:
+        """Return the error for somebody else who asks for what is held."""
+        until = self.expires_at.isoformat(timespec="seconds")
+        return Conflict(
+            f"{self.key} is held by {self.holder} until {until}; wait for it, or end that run",
+            key=self.key,
+            holder=self.holder,
+            fencing=self.fencing,
+            expires_at=self.expires_at.isoformat(),
+        )
 
 
 class Lease(Protocol):

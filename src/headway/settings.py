@@ -9,13 +9,12 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from headway.adapters.kubernetes.site import IN_CLUSTER
 from headway.adapters.local.layout import LocalLayout
 from headway.errors import ConfigError
 
 PREFIX = "HEADWAY_"
 CHECKOUT = Path(__file__).resolve().parents[2]
-IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
-"""Every pod has this variable."""
 
 
 class Settings(BaseSettings):

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from collections.abc import Callable, Mapping
 from threading import Event
 
 from .build import build_programs
@@ -30,16 +31,15 @@ def up() -> None:
         Event().wait()
 
 
-def main(verb: str = "build") -> int:
-    """Run a verb; return the exit status."""
-    verbs = {"build": build, "up": up}
+def run(program: str, verbs: Mapping[str, Callable[[], None]], verb: str = "build") -> int:
+    """Run one of a program's verbs; return the exit status."""
     if verb not in verbs:
         print(f"there is no verb {verb}; there are {', '.join(verbs)}", file=sys.stderr)
         return 2
     try:
         verbs[verb]()
     except (RigError, RigNotBuiltError) as error:
-        print(f"rig: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -47,4 +47,4 @@ def main(verb: str = "build") -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:2]))
+    sys.exit(run("rig", {"build": build, "up": up}, *sys.argv[1:2]))

@@ -10,8 +10,8 @@ from threading import Event
 from time import monotonic
 
 from tests.cluster.rig.__main__ import build as build_rig
+from tests.cluster.rig.__main__ import run
 from tests.cluster.rig.build import build_programs
-from tests.cluster.rig.processes import RigError
 from tests.cluster.rig.programs import RigNotBuiltError
 
 from .gateway import collect
@@ -57,21 +57,5 @@ def up() -> None:
         Event().wait()
 
 
-def main(verb: str = "build") -> int:
-    """Run a verb; return the exit status."""
-    verbs = {"build": build, "up": up}
-    if verb not in verbs:
-        print(f"there is no verb {verb}; there are {', '.join(verbs)}", file=sys.stderr)
-        return 2
-    try:
-        verbs[verb]()
-    except (RigError, RigNotBuiltError) as error:
-        print(f"node: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:2]))
+    sys.exit(run("node", {"build": build, "up": up}, *sys.argv[1:2]))

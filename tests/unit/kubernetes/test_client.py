@@ -185,7 +185,7 @@ def test_every_refusal_has_a_class_and_a_remedy(
     assert type(error) is wanted
     assert error.message.startswith(f"cannot do it: {status} {reason}: {message}")
     assert remedy in error.message
-    assert errors.facts_of(error) == {"status": status, "reason": reason}
+    assert error.facts == {"status": status, "reason": reason}
 
 
 def test_an_answer_that_is_not_kubernetes_own_is_told_as_it_is() -> None:

@@ -18,6 +18,7 @@ from urllib3.exceptions import HTTPError
 
 from headway.adapters.kubernetes import errors
 from headway.adapters.kubernetes.kinds import ACCESS_REVIEW, POD, SERVICE, Kind
+from headway.adapters.kubernetes.site import IN_CLUSTER
 from headway.errors import BackendUnavailable, ConfigError, NotFound
 
 Object = dict[str, Any]
@@ -30,7 +31,6 @@ PAGE = 500
 BUSY = (429, 500, 502, 503, 504)
 TRIES = 4
 LONGEST_WAIT_S = 4.0
-IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 """Asks for an object's name and labels alone."""
 APPLY, MERGE = "application/apply-patch+yaml", "application/merge-patch+json"

@@ -19,11 +19,10 @@ from headway.adapters.kubernetes.rayservice import (
     PART,
     SCALING,
     foreign_managers,
-    serve_service,
     spec_of,
 )
 from headway.adapters.kubernetes.serve_view import Application
-from headway.adapters.kubernetes.site import SERVE_PORT, Site
+from headway.adapters.kubernetes.site import SERVE_PORT, Site, serve_service
 from headway.domain.cluster import ClusterPhase, ClusterSpec, ClusterStatus
 from headway.errors import ConfigError, NotFound
 from headway.units import format_seconds

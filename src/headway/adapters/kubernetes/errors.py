@@ -2,7 +2,6 @@
 
 import json
 import re
-from typing import Any
 
 from headway.adapters.kubernetes.kinds import INSTALLED_BY, Kind
 from headway.errors import BackendUnavailable, ConfigError, Conflict, HeadwayError, NotFound, Refused
@@ -107,8 +106,3 @@ def _forbidden(message: str) -> str:
     if NOBODY in message:
         return "the kubeconfig says not who asks (no user, or its login program failed); log in, and take that one"
     return "give this account the right (k8s/base has the Roles); `headway doctor --kubernetes` lists what is missing"
-
-
-def facts_of(error: HeadwayError) -> dict[str, Any]:
-    """Return status and reason of an error that the API server gave, empty for others."""
-    return {key: error.facts[key] for key in ("status", "reason") if key in error.facts}

@@ -46,7 +46,7 @@ class KubernetesLease:
         found = self._get(key)
         current = _in_force(key, found, now) if found else None
         if current is not None and current.holder != holder:
-            raise _held(current)
+            raise current.conflict()
         before = found["spec"] if found else {}
         wanted = {
             "holderIdentity": holder,
@@ -124,7 +124,7 @@ class KubernetesLease:
         if found is None or current is None:
             raise Conflict(f"somebody else changed the lease {key} at the same moment; try again") from error
         if current.holder != holder:
-            raise _held(current) from error
+            raise current.conflict() from error
         if datetime.fromisoformat(found["spec"]["renewTime"]) != now:
             raise error
         return current
@@ -151,14 +151,3 @@ def _in_force(key: str, found: Object, now: datetime) -> LeaseGrant | None:
         return None
     grant = _grant(key, found)
     return grant if grant.expires_at > now else None
-
-
-def _held(grant: LeaseGrant) -> Conflict:
-    until = grant.expires_at.isoformat(timespec="seconds")
-    return Conflict(
-        f"{grant.key} is held by {grant.holder} until {until}; wait for it, or end that run",
-        key=grant.key,
-        holder=grant.holder,
-        fencing=grant.fencing,
-        expires_at=grant.expires_at.isoformat(),
-    )

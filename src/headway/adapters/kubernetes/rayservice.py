@@ -35,11 +35,6 @@ SCALING = "headway/scaling"
 """Annotation of a RayService: what looks at it have seen of scale-ups, as JSON."""
 
 
-def serve_service(name: str) -> str:
-    """Return the name of the Service that KubeRay makes for a cluster's requests."""
-    return f"{name}-serve-svc"
-
-
 def pod_selector(name: str, part: str = "") -> str:
     """Return the label selector of a cluster's pods, or of one part of them."""
     return f"{CLUSTER}={name}" + (f",{PART}={part}" if part else "")
@@ -261,7 +256,6 @@ __all__ = [
     "pod_selector",
     "ray_service",
     "replica_shape",
-    "serve_service",
     "served",
     "spec_of",
     "with_range",

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from headway.adapters.kubernetes.client import Object
 from headway.adapters.kubernetes.kinds import HTTP_ROUTE
 from headway.adapters.kubernetes.objects import ASKED, annotation, labels, patched
-from headway.adapters.kubernetes.site import SERVE_PORT, Site
+from headway.adapters.kubernetes.site import SERVE_PORT, Site, serve_service
 from headway.domain.traffic import Backend, Route, path_of
 from headway.domain.value import canonical_json, slug
 from headway.errors import IntegrityError
@@ -48,11 +48,6 @@ class Verdict(NamedTuple):
 def name_of(model: str, listener: Listener) -> str:
     """Return the name of one of a model's routes."""
     return f"{listener}-{slug(model)}"
-
-
-def service_of(cluster: str) -> str:
-    """Return the Service by which KubeRay makes a cluster's engine reachable."""
-    return f"{cluster}-serve-svc"
 
 
 def manifest(site: Site, template: Object, route: Route, listener: Listener) -> Object:
@@ -187,7 +182,7 @@ def _backend(base: Object, backend: Backend, weight: int) -> Object:
     return patched(
         base,
         {
-            "name": service_of(backend.cluster),
+            "name": serve_service(backend.cluster),
             "port": SERVE_PORT,
             "weight": weight,
             "filters": [{"type": "ResponseHeaderModifier", "responseHeaderModifier": release}],

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import requests
 
 from headway.adapters.kubernetes.client import Client, Object, service_url
-from headway.adapters.kubernetes.rayservice import serve_service
-from headway.adapters.kubernetes.site import DASHBOARD_PORT, SERVE_PORT, Site
+from headway.adapters.kubernetes.site import DASHBOARD_PORT, SERVE_PORT, Site, serve_service
 from headway.domain.cluster import APPLICATION, ClusterSpec, deployment_name
 from headway.errors import BackendError, BackendUnavailable, ConfigError
 

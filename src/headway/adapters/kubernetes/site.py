@@ -12,6 +12,8 @@ PRODUCT = f"{GPU}.product"
 CPU_NODES: Mapping[str, str] = {"kubernetes.io/os": "linux"}
 """Where what needs no accelerator runs, and models on a CPU."""
 SERVE_PORT, DASHBOARD_PORT = 8000, 8265
+IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
+"""Every pod has this variable."""
 
 
 @dataclass(frozen=True)
@@ -76,3 +78,8 @@ STAGE_ACCOUNT, BATCH_ACCOUNT, SERVING_ACCOUNT, CONTROLLER_ACCOUNT = (
     "headway",
 )
 """ServiceAccounts of k8s/base. Those of programs have no rights and mount no token; `headway` is Airflow's."""
+
+
+def serve_service(cluster: str) -> str:
+    """Return the name of the Service that KubeRay makes for a cluster's requests."""
+    return f"{cluster}-serve-svc"

@@ -26,7 +26,7 @@ class S3Lease(OwnBucket):
         newest = numbers[-1] if numbers else 0
         current = self._in_force(key, newest, now)
         if current is not None and current.holder != holder:
-            raise _held(current)
+            raise current.conflict()
         grant = LeaseGrant(key, holder, newest + 1, now + timedelta(seconds=ttl_s))
         self._claim(grant, {"holder": holder, "acquired_at": now.isoformat(), "released": False}, now)
         self._tidy(key, numbers)
@@ -70,7 +70,7 @@ class S3Lease(OwnBucket):
         current = self.holder(grant.key, now)
         if current is None:
             return Conflict(f"somebody else changed the lease {grant.key} at the same moment; try again")
-        return _held(current)
+        return current.conflict()
 
     def _in_force(self, key: str, number: int, now: datetime) -> LeaseGrant | None:
         """Return the grant of a number if it still counts."""
@@ -94,14 +94,3 @@ class S3Lease(OwnBucket):
 
     def _uri(self, key: str, number: int) -> str:
         return join(self._bucket, f"leases/{slug(key)}/{number:012d}.json")
-
-
-def _held(grant: LeaseGrant) -> Conflict:
-    until = grant.expires_at.isoformat(timespec="seconds")
-    return Conflict(
-        f"{grant.key} is held by {grant.holder} until {until}; wait for it, or end that run",
-        key=grant.key,
-        holder=grant.holder,
-        fencing=grant.fencing,
-        expires_at=grant.expires_at.isoformat(),
-    )
